@@ -6,47 +6,91 @@ Here is everything that spans queues and shards; what concerns one queue is in `
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ...engine.bulk.snapshot_lease import release_snapshot
 from ...engine.bulk.snapshots import list_snapshots
+from ...engine.records.keyspace import check_name
 from ...engine.runtime.task_id import TaskId
 from ...engine.values import Snapshot
-from ...errors import ClosedError, LeaseLostError, LodeqError, UsageError
+from ...errors import ClosedError, LeaseLostError, LodeqError, NotLeaderError, UsageError
 from ..background.body_migration import migrate_bodies
 from ..background.run_to_completion import run_to_completion
 from ..bulk.purge import purge_archived
 from ..model.arguments import SNAPSHOT_S, age_s, duration_s, length_s, listed, names_of
+from ..model.calls.functions import PublishedFunction
 from ..model.encoded_tasks import TaskTemplate
+from ..model.filters import (
+    COUNT_LOOKS_MAX,
+    FOUND_MAX,
+    Act,
+    ActReport,
+    FoundCount,
+    FoundTasks,
+    TaskFilter,
+)
+from ..model.flows.sync_workflow_handle import SyncWorkflow
+from ..model.flows.workflow_handle import Workflow
+from ..model.flows.workflows import PARTS_MAX, OnFailure, WorkflowGraph, WorkflowInfo, WorkflowPage
 from ..model.ingest_report import IngestReport
+from ..model.queue_settings import (
+    BY_OPERATOR,
+    SETTING_UNCHANGED,
+    QueueSettings,
+    Unchanged,
+    check_by,
+    check_changes,
+)
 from ..model.reports import ForgottenLoads, MigrationReport, PurgeReport, VerifyReport
 from ..model.values import (
     AllTenants,
     AnyId,
+    Attempt,
     Backoff,
     Codec,
     Duration,
     EngineStats,
+    HistoryPage,
     NewTask,
+    Part,
     QueueStats,
     Receipt,
+    RedrivePolicy,
     Result,
     Task,
 )
+from ..model.workers import WorkerReport
 from ..state.engine_state import EngineState
-from ..tasks import admin, lease_operations, lookup
-from ..tasks.claim import claim
+from ..tasks import lease_operations, lookup
+from ..tasks.claim import claim, granted
 from ..tasks.enqueue import check_durable, enqueue_many
+from ..tasks.fast_path import submit_claim
 from ..tasks.lease import Lease
-from .queue import LEASE_S, Queue, claim_request, encode_tasks
+from ..tasks.lookup import Payloads
+from ..tasks.operators import admin, bulk_acts
+from ..tasks.operators import functions as published
+from ..tasks.operators.history import HistoryFilter, attempts, history, tenant_or_all
+from ..tasks.operators.queue_settings import configure as set_rules
+from ..tasks.operators.queue_settings import settings_of
+from . import workflow_calls
+from .queue import (
+    LEASE_S,
+    Queue,
+    encode_tasks,
+    enqueue_waiting,
+    has_dependencies,
+    name_bad_task,
+)
 from .runtime import EngineRuntime
+from .several_queues import SeveralQueues
 from .statistics import queues_of, stats_of, sums_of
-from .thread_calls import ThreadCalls, ThreadTwin, blocking
-from .thread_leases import ThreadLease
-from .thread_queue import ThreadQueue
+from .threads.thread_calls import ThreadCalls, ThreadTwin, blocking
+from .threads.thread_leases import ThreadLease
+from .threads.thread_queue import ThreadQueue
 
 if TYPE_CHECKING:
     from ...engine.values import Health
@@ -65,6 +109,7 @@ class Engine:
         self._core = core
         self._runtime = runtime
         self._threads: ThreadEngine | None = None
+        self._claims = SeveralQueues(core)
 
     def __repr__(self) -> str:
         state = "closed" if self._core.is_closed else "open"
@@ -109,6 +154,7 @@ class Engine:
         backoff: Backoff | None = None,
         boost_after: Duration | None = None,
         codec: Codec | None = None,
+        faces: bool = True,
     ) -> Queue:
         """A handle on a queue, with the defaults of tasks that are enqueued through it.
 
@@ -125,6 +171,7 @@ class Engine:
                 handle one is the oldest that has been ready for longer than this, whatever its
                 priority, if there is one. Not with ALL_TENANTS, which serves tenants in turns.
             codec: how objects become bytes; msgpack by default.
+            faces: False stores no function, preview and labels, whoever gives them.
 
         Raises:
             InvalidNameError, UsageError: an argument is wrong; nothing was changed.
@@ -141,6 +188,7 @@ class Engine:
             dead_retention=dead_retention,
             backoff=backoff,
             codec=codec,
+            faces=faces,
         )
         queue = Queue(
             self._core,
@@ -164,9 +212,13 @@ class Engine:
         try:
             core.check()
             check_durable(core, durable)
+            if any(has_dependencies(task) for task in given):
+                return await enqueue_waiting(core, given, None, durable, atomic=atomic)
             items = await encode_tasks(core, given, None)
             return await enqueue_many(core, items, durable, is_atomic=atomic)
         except LodeqError as error:
+            if isinstance(error, UsageError) and not error.receipts:
+                await name_bad_task(core, given, None, error)
             error.receipts = error.receipts or [None] * len(given)
             raise
 
@@ -195,8 +247,13 @@ class Engine:
         """
         core = self._core
         core.check()
-        request = claim_request(queues, limit=limit, lease=lease, worker=worker, exported=exported)
-        return await claim(core, request, duration_s(wait, "wait"))
+        request, wait_s = self._claims.request(queues, limit, lease, wait, worker, exported)
+        if request.is_plain:
+            submitted = submit_claim(core, request)
+            if submitted is not None:
+                future, leases = submitted
+                return leases if future is None else await granted(core, future, leases)
+        return await claim(core, request, wait_s)
 
     async def complete_many(
         self, pairs: Sequence[tuple[Lease, Any]], *, durable: bool | None = None
@@ -226,11 +283,16 @@ class Engine:
 
         Returns: None for each that was extended, its ``LeaseLostError`` for each that was lost.
 
+        Raises:
+            NotLeaderError: another replica may lead the shard of some; these were not extended, the
+                others were. See ``Lease.heartbeat``.
+
         Durability: none needed. Cancellation: does not wait.
         """
         self._core.check()
         length = None if seconds is None else duration_s(seconds, "seconds")
         out: list[LeaseLostError | None] = []
+        unknown: NotLeaderError | None = None
         for lease in leases:
             try:
                 lease_operations.check_lease(self._core, lease)
@@ -238,7 +300,74 @@ class Engine:
                 out.append(None)
             except LeaseLostError as error:
                 out.append(error)
+            except NotLeaderError as error:
+                unknown = error
+        if unknown is not None:
+            raise unknown
         return out
+
+    # -- settings of queues --------------------------------------------------------------
+
+    async def configure(
+        self,
+        queue: str,
+        *,
+        history: Duration | Unchanged | None = SETTING_UNCHANGED,
+        history_rows: int | Unchanged | None = SETTING_UNCHANGED,
+        history_bytes: int | Unchanged | None = SETTING_UNCHANGED,
+        faces: bool | Unchanged | None = SETTING_UNCHANGED,
+        rate: str | Unchanged | None = SETTING_UNCHANGED,
+        concurrency: int | Unchanged | None = SETTING_UNCHANGED,
+        by: str = BY_OPERATOR,
+        replace: bool = True,
+    ) -> QueueSettings:
+        """Set what is durable of a queue, for all its tenants; see docs/limits.md.
+
+        It holds at once, for every process that works on the store, and after a restart. What is
+        not named stays as it is; None takes a setting back, so that the default holds.
+
+        Args:
+            queue: its name; it need not have any tasks.
+            history: seconds for which the history of an ended task is kept, 0 for none.
+            history_rows: ended tasks in the history at most.
+            history_bytes: bytes of history at most.
+            faces: whether function, preview and labels of its tasks are stored.
+            rate: starts in any window of a period: ``"10/s"``, ``"100/m"``, ``"3/10s"``.
+            concurrency: leases at once over all shards and tenants, 1 to 1,000,000. Where several
+                processes lead shards, each has its share of it, and of ``rate``.
+            by: who sets it, 1 to 512 bytes; kept with the setting.
+            replace: False refuses to change what somebody else has set to another value.
+
+        Returns: all that is set for the queue now.
+
+        Raises:
+            InvalidNameError, UsageError: an argument is wrong, or (``replace=False``) another has
+                set it, who is named; nothing was changed.
+            LimitError: 10,000 queues have settings; nothing was changed.
+            StorageError: the first shard takes no writes, and settings lie there.
+
+        Durability: on return it survives a power cut, in either mode.
+        Cancellation: in the last wait it happens.
+        """
+        self._core.check()
+        name, _ = names_of(queue, "")
+        changes = check_changes(
+            history=history,
+            history_rows=history_rows,
+            history_bytes=history_bytes,
+            faces=faces,
+            rate=rate,
+            concurrency=concurrency,
+        )
+        return await set_rules(self._core, name, changes, check_by(by), replace=replace)
+
+    async def settings(self, queue: str) -> QueueSettings:
+        """The settings of a queue, and who has set them; None is not set.
+
+        Durability: includes what is queued but not yet committed. Cancellation: changes nothing.
+        """
+        self._core.check()
+        return settings_of(self._core, names_of(queue, "")[0])
 
     # -- one task ----------------------------------------------------------------------
 
@@ -261,7 +390,8 @@ class Engine:
             wait: seconds to wait for the end; it returns as soon as the task ends.
 
         Raises:
-            TaskNotFoundError: it never existed, or its result has expired.
+            TaskNotFoundError: it never existed, or its result has expired. Its ``state`` says how
+                the task ended, as long as the history knows it.
             RecordCorruptError: its result is damaged.
 
         Durability: what it shows is committed. Cancellation: changes nothing.
@@ -269,8 +399,173 @@ class Engine:
         self._core.check()
         return await lookup.result(self._core, TaskId(task_id), duration_s(wait, "wait"))
 
+    async def attempts(self, task_id: AnyId) -> list[Attempt]:
+        """How the runs of a task ended, the earliest first: at most ten, and the one that ended it.
+
+        A task that its first run completed has that one only; one that has not run has none.
+
+        Raises:
+            TaskNotFoundError: it never existed, or its history is over.
+            RecordCorruptError: what is known of it is damaged.
+
+        Durability: what it shows is committed. Cancellation: changes nothing.
+        """
+        self._core.check()
+        return await attempts(self._core, TaskId(task_id))
+
+    async def history(
+        self,
+        queue: str | None = None,
+        *,
+        tenant: str | None = None,
+        function: str | None = None,
+        state: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        text: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> HistoryPage:
+        """Tasks that have ended, those that were enqueued last first: results without a value.
+
+        Within its retention a result has its value; afterwards its row is kept as long as the
+        history of its queue. The search is bounded: a page may come back short, with a cursor, and
+        says so (``HistoryPage.is_short``). See docs/job-history.md.
+
+        Args:
+            queue: its name; None for all.
+            tenant: its name; None for all, empty for the default tenant.
+            function: name of the task function; None for all.
+            state: completed, dead, expired or cancelled; None for all.
+            since: only those that ended then or later; with a time zone.
+            until: only those that ended before; with a time zone.
+            text: part of its function, preview, error or of a label, in any case; None for all.
+            limit: results, 1 to 1,000.
+            cursor: of the page before; None begins with the newest.
+
+        Raises:
+            InvalidNameError, UsageError: an argument is wrong.
+
+        Durability: what it shows is committed. Cancellation: changes nothing.
+        """
+        self._core.check()
+        meant = HistoryFilter(
+            queue=None if queue is None else check_name(queue, "queue"),
+            tenant=tenant_or_all(tenant),
+            function=function,
+            state=state,
+            since=since,
+            until=until,
+            text=text,
+        )
+        return await history(self._core, meant, limit=limit, cursor=cursor)
+
+    # -- search and bulk acts ----------------------------------------------------------
+
+    async def find(
+        self,
+        tasks: TaskFilter,
+        *,
+        limit: int = 100,
+        cursor: str | None = None,
+        payloads: bool = True,
+    ) -> FoundTasks:
+        """Search for tasks by a filter: queue after queue, state after state, in the order of rows.
+
+        Nothing is indexed for it. A call looks at 10,000 rows at most, so it may come back short,
+        with a cursor, and says so. Tasks that come after the first call are not meant.
+
+        Args:
+            tasks: which tasks.
+            limit: tasks, 1 to 1,000.
+            cursor: of the page before; None begins.
+            payloads: False leaves out payloads and headers, and reads none.
+
+        Raises:
+            UsageError: an argument is wrong.
+
+        Durability: what it shows is committed. Cancellation: changes nothing.
+        """
+        self._core.check()
+        shown: Payloads = "decoded" if payloads else "none"
+        return await bulk_acts.find(self._core, tasks, limit=limit, cursor=cursor, payloads=shown)
+
+    async def find_all(self, tasks: TaskFilter, *, payloads: bool = True) -> AsyncIterator[Task]:
+        """Go through all tasks that a filter means, slice by slice: ``async for``; see ``find``.
+
+        In memory are 1,000 tasks at most, or those that have 4 MiB of payloads.
+
+        Args:
+            tasks: which tasks.
+            payloads: as ``find``.
+
+        Durability and Cancellation: as ``find``.
+        """
+        cursor = None
+        while True:
+            page = await self.find(tasks, limit=FOUND_MAX, cursor=cursor, payloads=payloads)
+            for task in page:
+                yield task
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+    async def count(self, tasks: TaskFilter, *, looks: int = COUNT_LOOKS_MAX) -> FoundCount:
+        """Count the tasks that a filter means.
+
+        Args:
+            tasks: which tasks.
+            looks: rows that it looks at, 1 to 1,000,000 (or a page more); beyond them the number
+                is "at least".
+
+        Durability: what it counts is committed, or about to be. Cancellation: changes nothing.
+        """
+        self._core.check()
+        return await bulk_acts.count(self._core, tasks, looks)
+
+    async def act(
+        self,
+        name: Act,
+        tasks: TaskFilter,
+        *,
+        priority: int | None = None,
+        policy: RedrivePolicy = "stored",
+        limit: int = FOUND_MAX,
+        cursor: str | None = None,
+    ) -> ActReport:
+        """Act on tasks that a filter means: one slice. Call it again with the report's cursor.
+
+        It changes tasks that were in their state when the first slice began, and looks at each
+        again in the step that changes it. A slice that is repeated does no harm.
+
+        Args:
+            name: ``redrive`` (dead), ``cancel`` (ready, delayed, waiting, leased), ``delete``
+                (dead, completed, expired, cancelled; a dedup window stays), ``reprioritise``
+                (ready, delayed, waiting; the same place among its equals).
+            tasks: which tasks; None as its state means all that the act applies to.
+            priority: 0 to 9, for ``reprioritise``.
+            policy: for ``redrive``, as ``Queue.redrive``.
+            limit: tasks of this slice, 1 to 1,000.
+            cursor: of the slice before; None begins.
+
+        Raises:
+            UsageError: an argument is wrong, or the act does not apply to a state asked for.
+
+        Durability: as ``Queue.enqueue``. Cancellation: batches already queued happen.
+        """
+        self._core.check()
+        return await bulk_acts.act(
+            self._core,
+            name,
+            tasks,
+            priority=priority,
+            policy=policy,
+            limit=limit,
+            cursor=cursor,
+        )
+
     async def cancel(self, task_id: AnyId) -> bool:
-        """End a task that is ready, delayed or leased (its lease is revoked).
+        """End a task that is ready, delayed, waiting or leased (its lease is revoked).
 
         Returns: whether there was such a task; False for one that is dead or has ended.
 
@@ -281,6 +576,317 @@ class Engine:
         """
         self._core.check()
         return await admin.cancel(self._core, TaskId(task_id))
+
+    # -- workflows ---------------------------------------------------------------------
+
+    async def workflow(
+        self,
+        callback: NewTask | None = None,
+        *,
+        key: str | bytes | None = None,
+        name: str = "",
+        on_failure: OnFailure = "run",
+    ) -> Workflow:
+        """Open a workflow: members are added to it, and when all have ended its callback runs.
+
+        Args:
+            callback: the task that runs once when it is sealed and all members have ended; it
+                names its ``queue``. None: nothing runs.
+            key: whoever opens a workflow with a key that is held gets that workflow; at most
+                4,096 bytes. The key is held for a week after the workflow is over.
+            name: shown to people, at most 128 bytes.
+            on_failure: what follows when a member did not complete. ``run`` the callback
+                (``parts(failed=True)`` names them), let it ``wait`` for a redrive, ``cancel`` it.
+                It holds for members that wait for members as well.
+
+        Durability: as ``Queue.enqueue``. Cancellation: in the last wait it happens.
+        """
+        opened = await workflow_calls.open_one(self._core, callback, key, name, on_failure)
+        return Workflow(self, opened[0], opened[1], is_new=opened[2])
+
+    async def add_members(
+        self,
+        workflow: AnyId,
+        tasks: Sequence[NewTask],
+        *,
+        first: int | None = None,
+        after: Sequence[AnyId] = (),
+        chain: bool = False,
+    ) -> list[TaskId]:
+        """Add a slice of members to a workflow, in one batch. ``Workflow.add`` adds any number.
+
+        Args:
+            workflow: its id.
+            tasks: at most 256 and 3 MiB; each names its ``queue``, none has a key.
+            first: number of the first one: members whose numbers are taken are there already, and
+                are not added again. None: the next free number; not for who may repeat the call.
+            after: members that each of these waits for; 255 at most.
+            chain: each of these waits for the one before it instead, the first for ``after``.
+
+        Returns: their ids, in order, of those that were there as well.
+
+        Raises:
+            UsageError, LimitError: a task is wrong, or the workflow is sealed or cancelled.
+            UnknownDependencyError: an id of ``after`` is no member.
+            TaskNotFoundError: there is no such workflow.
+
+        Durability: as ``Queue.enqueue``. Cancellation: in the last wait it happens.
+        """
+        return await workflow_calls.add(self._core, workflow, tasks, first, after, chain)
+
+    async def enqueue_after(
+        self, task: NewTask, after: Sequence[AnyId], *, on_failure: OnFailure = "run"
+    ) -> TaskId:
+        """Add a task that waits for others, wherever these live, and runs when they have ended.
+
+        It reads their ends and results with ``parts``. Others on its own slot (those of its
+        workflow, or of its ``shard_key``) let it go in the batch of their end; after an end
+        elsewhere it takes until the next pass of the reaper, a second at most.
+
+        Args:
+            task: it names its ``queue``; no delay.
+            after: 1 to 255 ids. One that has ended counts as its result says.
+            on_failure: what follows when one did not complete: ``run``, ``wait`` (for ever, unless
+                it is cancelled) or ``cancel``.
+
+        Returns: its id.
+
+        Raises:
+            UnknownDependencyError: there is no such task, and no result of one.
+            UsageError, LimitError: the call is wrong; nothing was written.
+            NotLeaderError: one is on a shard whose leader was not reached, or that another of
+                several processes has; the task was not written.
+
+        Durability: as ``Queue.enqueue``. Cancellation: in the last wait it happens.
+        """
+        return await workflow_calls.after(self._core, task, after, on_failure)
+
+    async def seal_workflow(self, workflow: AnyId) -> bool:
+        """No more members: the callback runs as soon as all have ended. Returns if it was open.
+
+        Durability: as ``Queue.enqueue``. Cancellation: in the last wait it happens.
+        """
+        return await workflow_calls.seal(self._core, workflow)
+
+    async def workflow_info(self, workflow: AnyId) -> WorkflowInfo:
+        """A workflow in numbers. ``TaskNotFoundError`` where there is none.
+
+        Args:
+            workflow: its id, or that of a member, its callback or the task that opened it.
+
+        Durability: what it shows is committed. Cancellation: changes nothing.
+        """
+        return await workflow_calls.info(self._core, workflow)
+
+    async def workflow_graph(self, workflow: AnyId) -> WorkflowGraph:
+        """A workflow as a small drawing: members in groups by function, and who failed.
+
+        It looks at the first 2,000 members; ``info`` has the numbers of all.
+
+        Args:
+            workflow: its id, or that of a member, its callback or the task that opened it.
+
+        Raises:
+            TaskNotFoundError: there is no such workflow.
+
+        Durability: what it shows is committed. Cancellation: changes nothing.
+        """
+        return await workflow_calls.graph_of(self._core, workflow)
+
+    async def workflows(
+        self, *, state: str | None = None, limit: int = 50, cursor: str | None = None
+    ) -> WorkflowPage:
+        """A page of the workflows that are known, the newest first.
+
+        One is known until a week after it is over.
+
+        Args:
+            state: ``open``, ``running``, ``waiting``, ``joined``, ``over`` or ``cancelled``; None
+                for all.
+            limit: workflows at most, 1 to 256.
+            cursor: of the page before; None begins with the newest.
+
+        Durability: what it shows is committed. Cancellation: changes nothing.
+        """
+        return await workflow_calls.list_some(self._core, state, limit, cursor)
+
+    async def parts(self, id: AnyId, *, failed: bool = False) -> AsyncIterator[Part]:
+        """Go through all that a workflow or a task waits for, by number: ``async for``.
+
+        It reads page by page: in memory are 1,024 parts at most, or those that have 4 MiB of
+        results.
+
+        Args:
+            id: of a workflow, of its callback, or of a member that waits for others.
+            failed: only those that have ended and did not complete.
+
+        Raises:
+            TaskNotFoundError: it is no workflow, and waits for no others.
+
+        Durability: what it shows is committed. Cancellation: changes nothing.
+        """
+        after = -1
+        while page := await self.parts_page(id, after=after, limit=PARTS_MAX, failed=failed):
+            for part in page:
+                after = part.number
+                yield part
+
+    async def parts_page(
+        self, id: AnyId, *, after: int = -1, limit: int = 256, failed: bool = False
+    ) -> list[Part]:
+        """One page of ``parts``: not all of them. The last page is followed by an empty one.
+
+        Args:
+            id: of a workflow, of its callback, or of a member that waits for others.
+            after: the number of the last one of the page before; -1 for the first page.
+            limit: parts at most, 1 to 1,024; fewer where their results have more than 4 MiB.
+            failed: only those that have ended and did not complete.
+
+        Durability: what it shows is committed. Cancellation: changes nothing.
+        """
+        return await workflow_calls.parts_of(self._core, id, after, limit, failed)
+
+    async def cancel_workflow(self, workflow: AnyId) -> int:
+        """Cancel every task of a workflow that has not ended, its callback too, in slices.
+
+        Returns: how many members were cancelled; the callback is not counted.
+
+        Durability: as ``Queue.enqueue``. Cancellation: it goes on at the next open, or next call.
+        """
+        return await workflow_calls.cancel(self._core, workflow)
+
+    async def redrive_workflow(self, workflow: AnyId) -> int:
+        """Redrive the dead members of a workflow, and have its callback wait for them again.
+
+        A new generation begins. A callback that is over is made anew, with a new id.
+
+        Returns: how many members were redriven.
+
+        Raises:
+            UsageError: it is not sealed, or its callback is under way.
+
+        Durability: as ``Queue.enqueue``. Cancellation: it goes on at the next open, or next call.
+        """
+        return await workflow_calls.redrive(self._core, workflow)
+
+    # -- functions and workers ---------------------------------------------------------
+
+    async def functions(self, queue: str | None = None) -> list[PublishedFunction]:
+        """Functions that workers have published in this store, by queue and name.
+
+        Args:
+            queue: those of this queue only.
+
+        Durability: what it shows is committed. Cancellation: changes nothing.
+        """
+        self._core.check()
+        return await published.functions(self._core, queue, None, None)
+
+    async def publish_functions(self, functions: Sequence[PublishedFunction]) -> int:
+        """Publish functions, as a worker does at its start; a newer start replaces an older one.
+
+        At most 10,000 are kept, 2 KiB each; those longest not published give way.
+
+        Returns: how many rows were written: none for those that say what they did.
+
+        Raises:
+            UsageError: one is wrong; nothing was written.
+            LimitError: there are more than fit, and none that may give way.
+
+        Durability: as ``Queue.enqueue``. Cancellation: slices already queued happen.
+        """
+        self._core.check()
+        return await published.publish(self._core, functions)
+
+    async def forget_function(self, queue: str, name: str) -> bool:
+        """Forget a published function; tasks that wait for it stay.
+
+        Returns: whether it was published.
+
+        Durability: as ``Queue.enqueue``. Cancellation: in the last wait it happens.
+        """
+        self._core.check()
+        return await published.forget_function(self._core, queue, name)
+
+    async def enqueue_function(
+        self,
+        queue: str,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        tenant: str = "",
+        priority: int | None = None,
+        delay: Duration | None = None,
+        ttl: Duration | None = None,
+        dedup_key: str | bytes | None = None,
+        headers: Mapping[str, Any] | None = None,
+        max_attempts: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        preview: str | None = None,
+        durable: bool | None = None,
+    ) -> Receipt:
+        """Enqueue a call of a function by its name, with the policy that was published.
+
+        The task is what the function's own ``enqueue`` makes: it has the whole policy, function
+        and preview. Arguments are checked as far as the published schemas go.
+
+        Args:
+            queue: of the function.
+            name: of the function.
+            arguments: values by parameter name.
+            tenant: whose task; empty for the default tenant.
+            priority: 0 to 9; None takes the function's.
+            delay: seconds until the task may be claimed.
+            ttl: seconds after which it expires; None takes the function's.
+            dedup_key: whoever holds it, its receipt is returned.
+            headers: a mapping with str keys; ``lodeq.task`` is added.
+            max_attempts: 1 to 65,535; None takes the function's.
+            labels: as ``Queue.enqueue``.
+            preview: arguments for people to read; None makes one of ``arguments``.
+            durable: as ``Queue.enqueue``.
+
+        Raises:
+            UsageError: no such function is published; or an argument is not one of its parameters,
+                is missing, or is not what its schema says. The text says what exists, or where the
+                wrong value stands. Nothing was written.
+
+        Otherwise as ``Queue.enqueue``, including Durability and Cancellation.
+        """
+        self._core.check()
+        names_of(queue, tenant)  # before the function is looked for
+        options = {
+            "tenant": tenant,
+            "priority": priority,
+            "delay": delay,
+            "ttl": ttl,
+            "dedup_key": dedup_key,
+            "headers": headers,
+            "max_attempts": max_attempts,
+            "labels": labels,
+            "preview": preview,
+        }
+        task = await published.task_by_name(self._core, queue, name, arguments, options)
+        return (await self.enqueue_many([task], durable=durable))[0]
+
+    async def beat(self, report: WorkerReport) -> None:
+        """Report a worker and what it runs; kept in memory until ten minutes without a beat.
+
+        Raises:
+            UsageError: the report is wrong.
+
+        Durability: none. Cancellation: does not wait.
+        """
+        self._core.check()
+        self._runtime.workers.beat(report)
+
+    async def workers(self) -> list[WorkerReport]:
+        """Live workers of this store, as they last reported.
+
+        Durability: none: known from beats since this engine was opened.
+        Cancellation: does not wait.
+        """
+        self._core.check()
+        return self._runtime.workers.workers()
 
     # -- whole store -------------------------------------------------------------------
 
@@ -341,7 +947,7 @@ class Engine:
                 can extend that.
 
         Raises:
-            UsageError: the engine is in memory; nothing was made.
+            UsageError: the engine is in memory, or has not every shard; nothing was made.
             StorageError: a shard takes no writes, or the disk is full; nothing is left of it.
 
         Durability: holds everything acknowledged before the call, and survives a power cut.
@@ -383,6 +989,7 @@ class Engine:
 
         Raises:
             UsageError: the plan is for another store, or another number of shards.
+            NotLeaderError: another replica leads a shard of the plan; nothing is purged.
             CorruptionError: the plan is damaged; rows read before the damage are purged.
             StorageError: the disk failed; call it again.
 
@@ -514,6 +1121,7 @@ class ThreadEngine(ThreadTwin[Engine]):
         backoff: Backoff | None = None,
         boost_after: Duration | None = None,
         codec: Codec | None = None,
+        faces: bool = True,
     ) -> ThreadQueue:
         """A handle on a queue, as ``Engine.queue``. It touches no disk and does not block.
 
@@ -527,6 +1135,7 @@ class ThreadEngine(ThreadTwin[Engine]):
             backoff: how long a nacked task waits; ``Backoff()`` by default.
             boost_after: seconds; see ``Engine.queue``.
             codec: how objects become bytes; msgpack by default.
+            faces: False stores no function, preview and labels.
         """
         queue = self._twin.queue(
             name,
@@ -538,8 +1147,28 @@ class ThreadEngine(ThreadTwin[Engine]):
             backoff=backoff,
             boost_after=boost_after,
             codec=codec,
+            faces=faces,
         )
         return ThreadQueue(queue, self._call)
+
+    def workflow(
+        self,
+        callback: NewTask | None = None,
+        *,
+        key: str | bytes | None = None,
+        name: str = "",
+        on_failure: OnFailure = "run",
+    ) -> SyncWorkflow:
+        """See ``Engine.workflow``, also for Durability and Cancellation.
+
+        Args:
+            callback: the task that runs when all members have ended, or None.
+            key: whoever opens a workflow with it again gets the same one.
+            name: shown to people, at most 128 bytes.
+            on_failure: ``run``, ``wait`` or ``cancel``.
+        """
+        found = self._call(self._twin.workflow, callback, key=key, name=name, on_failure=on_failure)
+        return SyncWorkflow(self, found.id, found.callback, is_new=found.is_new)
 
     def enqueue_many(
         self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
@@ -593,14 +1222,97 @@ class ThreadEngine(ThreadTwin[Engine]):
         """See ``Engine.heartbeat_many``, also for Durability and Cancellation."""
         return self._call(self._twin.heartbeat_many, [_twin(x) for x in leases], seconds)
 
+    configure = blocking(Engine.configure)
+    """See ``Engine.configure``, also for Durability and Cancellation."""
+
+    settings = blocking(Engine.settings)
+    """See ``Engine.settings``, also for Durability and Cancellation."""
+
     get = blocking(Engine.get)
     """See ``Engine.get``, also for Durability and Cancellation."""
+
+    attempts = blocking(Engine.attempts)
+    """See ``Engine.attempts``, also for Durability and Cancellation."""
+
+    history = blocking(Engine.history)
+    """See ``Engine.history``, also for Durability and Cancellation."""
 
     result = blocking(Engine.result)
     """See ``Engine.result``, also for Durability and Cancellation."""
 
     cancel = blocking(Engine.cancel)
     """See ``Engine.cancel``, also for Durability and Cancellation."""
+
+    find = blocking(Engine.find)
+    """See ``Engine.find``, also for Durability and Cancellation."""
+
+    def find_all(self, tasks: TaskFilter, *, payloads: bool = True) -> Iterator[Task]:
+        """See ``Engine.find_all``, also for Durability and Cancellation."""
+        cursor = None
+        while True:
+            page = self.find(tasks, limit=FOUND_MAX, cursor=cursor, payloads=payloads)
+            yield from page
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+    count = blocking(Engine.count)
+    """See ``Engine.count``, also for Durability and Cancellation."""
+
+    act = blocking(Engine.act)
+    """See ``Engine.act``, also for Durability and Cancellation."""
+
+    add_members = blocking(Engine.add_members)
+    """See ``Engine.add_members``."""
+
+    enqueue_after = blocking(Engine.enqueue_after)
+    """See ``Engine.enqueue_after``."""
+
+    seal_workflow = blocking(Engine.seal_workflow)
+    """See ``Engine.seal_workflow``."""
+
+    workflow_info = blocking(Engine.workflow_info)
+    """See ``Engine.workflow_info``."""
+
+    workflow_graph = blocking(Engine.workflow_graph)
+    """See ``Engine.workflow_graph``."""
+
+    workflows = blocking(Engine.workflows)
+    """See ``Engine.workflows``."""
+
+    def parts(self, id: AnyId, *, failed: bool = False) -> Iterator[Part]:
+        """See ``Engine.parts``, also for Durability and Cancellation."""
+        after = -1
+        while page := self.parts_page(id, after=after, limit=PARTS_MAX, failed=failed):
+            yield from page
+            after = page[-1].number
+
+    parts_page = blocking(Engine.parts_page)
+    """See ``Engine.parts_page``."""
+
+    cancel_workflow = blocking(Engine.cancel_workflow)
+    """See ``Engine.cancel_workflow``."""
+
+    redrive_workflow = blocking(Engine.redrive_workflow)
+    """See ``Engine.redrive_workflow``."""
+
+    functions = blocking(Engine.functions)
+    """See ``Engine.functions``, also for Durability and Cancellation."""
+
+    publish_functions = blocking(Engine.publish_functions)
+    """See ``Engine.publish_functions``, also for Durability and Cancellation."""
+
+    forget_function = blocking(Engine.forget_function)
+    """See ``Engine.forget_function``, also for Durability and Cancellation."""
+
+    enqueue_function = blocking(Engine.enqueue_function)
+    """See ``Engine.enqueue_function``, also for Durability and Cancellation."""
+
+    beat = blocking(Engine.beat)
+    """See ``Engine.beat``, also for Durability and Cancellation."""
+
+    workers = blocking(Engine.workers)
+    """See ``Engine.workers``, also for Durability and Cancellation."""
 
     stats = blocking(Engine.stats)
     """See ``Engine.stats``, also for Durability and Cancellation."""

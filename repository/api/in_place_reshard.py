@@ -27,7 +27,6 @@ from ...engine.files.atomic_swap import (
 )
 from ...engine.files.ballast import give_up
 from ...engine.files.disk_errors import disk_error
-from ...engine.files.lockfile import LockFile
 from ...engine.files.paths import (
     JOURNALS,
     check_root,
@@ -35,11 +34,12 @@ from ...engine.files.paths import (
     fsync_file,
     inbox_path,
     list_layout,
-    lock_path,
     normal_path,
     only_journal,
 )
+from ...engine.files.store_lock import StoreLock
 from ...engine.offline.reroute import Tally, tally
+from ...engine.recovery.incarnation import refuse_replica
 from ...errors import StorageError, StorePathError, UsageError
 from ..maintenance.reshard import Plan, Reshard, Staged, build, plan_reshard, stage
 from .open import open_engine
@@ -77,6 +77,7 @@ def reshard(path: str | os.PathLike[str], shards: int) -> tuple[Reshard, str]:
     Raises:
         LockedError: another process has it open.
         StorePathError, UsageError: an argument is wrong, or it must be opened once more.
+        ReplicaStoreError: it is a replica, and the number of shards is its cluster's.
         CorruptionError: it is damaged; nothing has changed.
         StorageFullError, StorageError: the disk failed; nothing has changed, unless the message
             says that the new shards are in place: then the next open makes that durable.
@@ -101,18 +102,23 @@ def reshard_with(path: str | os.PathLike[str], shards: int, work: Worker) -> tup
     if not check_root(root):
         raise StorePathError(f"{root} does not exist")
     list_layout(root)
-    lock = LockFile.acquire(lock_path(root))
-    fresh: LockFile | None = None
+    lock = StoreLock.of_store(root)
+    fresh: StoreLock | None = None
     try:
         if lock.was_left:
             raise UsageError(f"{root} was not closed properly: open it once, and close it")
         aside = _free_name(root)
+        with open_shard(root, 0) as first:
+            count = first.shards
+        for shard in range(count):
+            with open_shard(root, shard) as reader:
+                refuse_replica(root, reader)
         plan = plan_reshard(root, aside, shards)
         old = os.stat(root)
         try:
             report = build(plan, *work(plan))
             _copy_side_files(root, plan.work)
-            fresh = LockFile.acquire(lock_path(plan.work))
+            fresh = StoreLock.of_store(plan.work)
             kept = _swap(plan.work, root, aside)
             with suppress(OSError):  # the new store makes its own; this one only takes space
                 give_up(kept)

@@ -45,11 +45,16 @@ def find(core: EngineState, proof: LeaseProof) -> Lease | None:
 
 
 async def require(core: EngineState, proof: LeaseProof) -> Lease:
-    """The live lease that this proves; ``LeaseLostError`` once its end is committed."""
+    """The live lease that this proves.
+
+    Raises:
+        LeaseLostError: it has ended, and what ended it is committed.
+        NotLeaderError: another replica leads its shard.
+    """
     core.check()
     lease = find(core, proof)
     if lease is None:
-        await core.commit_barrier(core.shard_of(proof.task_id))
+        await _ended(core, proof)
         raise _lost(proof)
     return lease
 
@@ -86,9 +91,17 @@ async def complete(
 async def complete_many(
     core: EngineState, pairs: Sequence[tuple[LeaseProof, Any]], durable: bool | None
 ) -> list[LeaseLostError | None]:
-    """Complete many leases as ``Engine.complete_many`` does; repeated ones succeed, too."""
+    """Complete many leases as ``Engine.complete_many`` does; repeated ones succeed, too.
+
+    Raises:
+        NotLeaderError: another replica leads the shard of one; none was completed.
+    """
     core.check()
     found = [(find(core, proof), result) for proof, result in pairs]
+    for (lease, _), (proof, _) in zip(found, pairs, strict=True):
+        shard = core.shard_of(proof.task_id)
+        if lease is None and shard.co.is_following:  # before anything is done
+            raise shard.co.refusal()
     live = [(lease, result) for lease, result in found if lease is not None]
     ended = iter(await lease_operations.complete_many(core, live, durable) if live else ())
     out: list[LeaseLostError | None] = []
@@ -98,9 +111,22 @@ async def complete_many(
         elif await lease_operations.was_completed(core, *proof, durable):
             out.append(None)
         else:
-            await core.commit_barrier(core.shard_of(proof.task_id))
+            await _ended(core, proof)
             out.append(_lost(proof))
     return out
+
+
+async def _ended(core: EngineState, proof: LeaseProof) -> None:
+    """Wait until what ended a lease is committed.
+
+    Raises:
+        NotLeaderError: the shard is led elsewhere, or its leases are still being read: whether this
+            one has ended is not for this replica to say.
+    """
+    shard = core.shard_of(proof.task_id)
+    if shard.co.is_following:
+        raise shard.co.refusal()
+    await core.commit_barrier(shard)
 
 
 def _lost(proof: LeaseProof) -> LeaseLostError:

@@ -11,19 +11,19 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, Literal
 
-from ...coalescer.body_sync_barrier import BodySyncBarrier
-from ...coalescer.commit_loop import Coalescer
+from ...coalescer.hosting import Hosting
+from ...coalescer.replicator import Replicator
 from ...coalescer.shard_status import READ_ONLY
-from ...coalescer.sync import Syncer
 from ...engine.files.paths import normal_path
+from ...engine.files.served_note import with_address
 from ...engine.records.compression import Compressor
 from ...engine.records.keyspace import check_name
 from ...engine.recovery.decide import ADVICE
-from ...engine.recovery.open_shard import OpenShard, OpenStore, open_memory, open_store
+from ...engine.recovery.open_shard import OpenStore, open_memory, open_store
 from ...engine.runtime.clock import Clock, SystemClock
 from ...engine.runtime.current_loop import current_spawner
 from ...engine.runtime.event_loop import Spawner
@@ -36,13 +36,16 @@ from ...errors import (
     RecoveryRefusedError,
     UsageError,
 )
-from ...replication.port import Replicator
 from ...segments.bodies.find import BodyFolder
 from ...segments.journal.retention import Retention
 from ...segments.journal.roll import Roll
 from ..background.event_publisher import EventPublisher, Sink, open_journal
-from ..background.leadership import Leadership
+from ..background.hosted_shards import HostedShards
+from ..background.journal_start import leave
+from ..background.leadership import Leadership, let_go, limits_within
 from ..background.reaper import Reaper
+from ..background.replica_bodies import use_bodies
+from ..background.shard_maker import ShardMaker
 from ..background.state_rebuild import (
     Noted,
     load_deadlines,
@@ -51,18 +54,24 @@ from ..background.state_rebuild import (
 )
 from ..bulk.load_accounting import count_at_open
 from ..model.arguments import duration_s
+from ..model.redaction import Redact, Redaction, redaction_of
 from ..model.values import Duration, Limits
 from ..state import engine_log
 from ..state.bodies import open_bodies
 from ..state.engine_state import NO_BODIES, EngineState
-from ..state.hidden_rows import HiddenRows
 from ..state.pages import counter_slices
 from ..state.queue_state import Shard
+from ..state.rows.hidden_rows import HiddenRows
 from ..state.turns import in_slices
 from ..tasks.claim import serve_waiter
 from ..tasks.lease import Lease
-from .engine import Engine
+from ..workflows.acts import resume
+from ..workflows.joins import Joins
+from .cluster_view import NamesMembers
+from .engine import Engine, runtime_of
 from .runtime import EngineRuntime
+from .serve_options import NOTE_WAIT_S, ServeAs
+from .store_server import StoreServer, load_server
 
 __all__ = [
     "OpenHandle",
@@ -122,10 +131,13 @@ def open_engine(
     compression: Literal["zlib", "zstd"] | None = None,
     rng: Rng | None = None,
     replicator: Replicator | None = None,
+    hosting: Hosting | None = None,
     journal: str | None = None,
     journal_retention: Retention | None = None,
     journal_roll: Roll | None = None,
     inbox: bool = True,
+    serve: ServeAs = None,
+    redact: Redact | None = None,
 ) -> OpenHandle:
     """Open the store at ``path`` on the running event loop; it is made if it does not exist.
 
@@ -135,7 +147,8 @@ def open_engine(
             ...
 
     Args:
-        path: the store's folder, or a path where nothing is yet. One engine has it open at a time.
+        path: the store's folder, or a path where nothing is yet. One engine has it open at a time,
+            or with ``hosting`` each shard of it.
         shards: 1 to 4,096, stamped into the store when it is made. None takes the stamp; a new
             store gets 1.
         durability: ``nosync``: an acknowledgement survives the death of the process; a power cut
@@ -151,7 +164,7 @@ def open_engine(
         limits: see ``Limits``.
         body_bytes_min: payloads of at least this many bytes (after compression) are written once,
             to body files outside RocksDB; None writes none there. Existing body files are read in
-            any case. No effect with a replicator.
+            any case. On a replica: payloads of entries, which it moves out by itself.
         recovery: ``strict`` refuses to open if durable commits are lost; ``salvage`` opens with
             what is left and reports what was dropped in ``stats().recoveries``.
         reaper: run the background task. Without it nothing expires or falls due.
@@ -162,15 +175,29 @@ def open_engine(
         rng: another source of randomness, for simulation.
         replicator: makes the store a replica: every batch goes through its log, and a shard takes
             writes only where it leads (``NotLeaderError`` elsewhere; reads are local). See
-            ``lodeq.Replicator``. ``commit_batch_max`` has no effect then.
+            ``lodeq.Replicator``. Submissions share entries of the log as they share commits; limits
+            of payloads and results are lowered to what it takes. One that is a ``Hosting`` as well
+            says which of the shards this replica has.
+        hosting: says which shards this process has, of a store that several processes share; calls
+            that need another raise ``NotLeaderError``, with where it is. The store has to exist,
+            and this process or its parent has to hold the store's lock, as ``lodeq serve
+            --processes`` does. Not with a replicator.
         journal: name of a lifecycle journal, which gets an event for everything that happens to
-            tasks; see ``lodeq.lifecycle``. Not with a replicator.
+            tasks; see ``lodeq.lifecycle``. Of replicas, open all with one: each writes its own,
+            of the same events.
         journal_retention: how much of the journal is kept; None keeps everything. Only whole
             files are removed.
         journal_roll: when a file of the journal is full; None: at 128 MiB, or at an eighth of
             what ``journal_retention`` keeps.
         inbox: look once a second for loads that were staged outside, and take them in
-            (``docs/ingest.md``). Without it only ``Engine.ingest`` does. Not with a replicator.
+            (``docs/ingest.md``). Without it only ``Engine.ingest`` does. Not with a replicator, nor
+            where shards are elsewhere.
+        serve: let other processes reach the store while it is open: ``True`` over the socket
+            ``PATH.sock``, or the path of a socket, ``HOST:PORT``, or a ``lodeq.Serve``
+            (``docs/how-to/operate-embedded.md``). Needs the extra ``http``, and asyncio.
+        redact: takes the preview of a task, or the value of one of its labels, and returns what of
+            it may be stored; where it raises, nothing of that is (``stats().redact_failures``). It
+            does not see payloads: ``docs/jobs.md``.
 
     Raises:
         OpenError: wrong path, locked, another shard count, or an unknown format; nothing was
@@ -182,41 +209,50 @@ def open_engine(
     Cancellation: only while waiting for the lock.
     """
     _check_limits(commit_batch_max, submit_queue_max)
-    _check_journal(journal, journal_retention, journal_roll, replicator)
+    _check_journal(journal, journal_retention, journal_roll)
+    limits = limits_within(limits, replicator)
+    hosting = _hosting_of(replicator, hosting)
     least = body_bytes_min
     if least is not None and (isinstance(least, bool) or not isinstance(least, int) or least < 1):
         raise UsageError(f"expected body_bytes_min as a positive int or None, got {least!r}")
     interval_s = duration_s(sync_interval, "sync_interval", least=0.001)
     wait_s = duration_s(lock_wait, "lock_wait")
+    redaction = redaction_of(redact)
     compressor = Compressor(compression)
     the_rng = rng if rng is not None else SystemRng()
+    make_server = load_server(path, serve)
+
+    def open_now() -> OpenStore:
+        return open_store(
+            path,
+            shards=shards,
+            durability=durability,
+            block_cache_bytes=block_cache_bytes,
+            recovery=recovery,
+            rng=the_rng,
+            is_replica=replicator is not None,
+            bodies=BodyFolder,
+            has_journal=journal is not None,
+            hosts=None if hosting is None else cache(hosting.hosts),  # one answer each
+        )
 
     async def start() -> Engine:
         spawner = current_spawner()
-        give_up = SystemClock().mono() + wait_s
-        while True:
-            try:
-                opened = open_store(
-                    path,
-                    shards=shards,
-                    durability=durability,
-                    block_cache_bytes=block_cache_bytes,
-                    recovery=recovery,
-                    rng=the_rng,
-                    is_replica=replicator is not None,
-                    bodies=BodyFolder,
-                    has_journal=journal is not None,
-                )
-                break
-            except LockedError:
-                if SystemClock().mono() >= give_up:
-                    await spawner.aclose()
-                    raise
-            except BaseException:
-                await spawner.aclose()
-                raise
-            await _pause(spawner)
-        return await build(
+        server = None if make_server is None else make_server()
+        if server is not None:
+            server.check()
+        try:
+            if replicator is not None:
+                await replicator.prepare(normal_path(path))
+            opened = await _open_patiently(
+                spawner, open_now, path, wait_s, is_served=server is not None
+            )
+        except BaseException:
+            if replicator is not None:
+                await await_shielded(partial(let_go, replicator))
+            await spawner.aclose()
+            raise
+        engine = await build(
             opened,
             clock=clock,
             rng=the_rng,
@@ -228,8 +264,10 @@ def open_engine(
             reaper=reaper,
             spawner=spawner,
             replicator=replicator,
+            hosting=hosting,
             body_bytes_min=body_bytes_min,
             inbox=inbox,
+            redaction=redaction,
             sink=None
             if journal is None
             else partial(
@@ -240,8 +278,51 @@ def open_engine(
                 roll=journal_roll,
             ),
         )
+        if server is not None:
+            await _serve(engine, server)
+        return engine
 
     return OpenHandle(start)
+
+
+async def _open_patiently(
+    spawner: Spawner,
+    open_now: Callable[[], OpenStore],
+    path: str | os.PathLike[str],
+    wait_s: float,
+    *,
+    is_served: bool,
+) -> OpenStore:
+    """Open the store, waiting for another process to close it.
+
+    Args:
+        spawner: the event loop.
+        open_now: opens it, or raises ``LockedError``.
+        path: the store's folder.
+        wait_s: seconds to wait at most; 0: not at all.
+        is_served: this process is to serve it, so wait till the owner says where it does.
+    """
+    began = SystemClock().mono()
+    while True:
+        try:
+            return open_now()
+        except LockedError as exc:
+            waited_s = SystemClock().mono() - began
+            error = with_address(exc, path)
+            is_awaited = is_served and error.address is None
+            if waited_s >= (max(wait_s, NOTE_WAIT_S) if is_awaited else wait_s):
+                raise error from exc
+        await _pause(spawner)
+
+
+async def _serve(engine: Engine, server: StoreServer) -> None:
+    """Start the server of an open engine, which closes it; if that fails, close the engine."""
+    runtime_of(engine).server = server
+    try:
+        await server.start(engine)
+    except BaseException:
+        await await_shielded(engine.close)
+        raise
 
 
 def _check_limits(commit_batch_max: object, submit_queue_max: object) -> None:
@@ -253,9 +334,21 @@ def _check_limits(commit_batch_max: object, submit_queue_max: object) -> None:
             raise UsageError(f"expected {name} as an int from 1 to {top}, got {value!r}")
 
 
-def _check_journal(
-    journal: object, retention: object, roll: object, replicator: Replicator | None
-) -> None:
+def _hosting_of(replicator: Replicator | None, hosting: Hosting | None) -> Hosting | None:
+    """Who says which shards are here; None: all are."""
+    if hosting is None:
+        return replicator if isinstance(replicator, Hosting) else None
+    if replicator is not None:
+        raise UsageError(
+            "give either hosting or replicator: of a replica its replicator says which shards it "
+            "has, if it is a Hosting as well"
+        )
+    if not isinstance(hosting, Hosting):
+        raise UsageError(f"expected hosting as a lodeq.Hosting, got {type(hosting).__name__}")
+    return hosting
+
+
+def _check_journal(journal: object, retention: object, roll: object) -> None:
     if journal is None:
         if retention is not None or roll is not None:
             raise UsageError(
@@ -272,11 +365,6 @@ def _check_journal(
         raise UsageError(
             f"expected journal_roll as a lodeq.journal.Roll, got {type(roll).__name__}"
         )
-    if replicator is not None:
-        raise UsageError(
-            "a replica has no lifecycle journal, since all replicas must have the same rows: leave "
-            "out journal or replicator"
-        )
 
 
 async def _pause(spawner: Spawner) -> None:
@@ -287,7 +375,6 @@ async def _pause(spawner: Spawner) -> None:
         await future
     except BaseException:
         timer.cancel()
-        await spawner.aclose()
         raise
 
 
@@ -303,6 +390,7 @@ def open_in_memory(
     commit_batch_max: int = 64,
     submit_queue_max: int = 1024,
     replicator: Replicator | None = None,
+    redact: Redact | None = None,
 ) -> OpenHandle:
     """Open an engine over stores in memory, with the same API, for ``lodeq.testing.open``.
 
@@ -317,14 +405,29 @@ def open_in_memory(
         commit_batch_max: as for ``open_engine``.
         submit_queue_max: as for ``open_engine``.
         replicator: as for ``open_engine``.
+        redact: as for ``open_engine``.
     """
     _check_limits(commit_batch_max, submit_queue_max)
+    limits = limits_within(limits, replicator)
+    redaction = redaction_of(redact)
     the_rng = rng if rng is not None else SystemRng()
     compressor = Compressor(compression)
 
+    hosting = _hosting_of(replicator, None)
+
     async def start() -> Engine:
+        if replicator is not None:
+            try:
+                await replicator.prepare(None)
+            except BaseException:
+                await await_shielded(partial(let_go, replicator))
+                raise
         opened = open_memory(
-            shards=shards, durability=durability, rng=the_rng, is_replica=replicator is not None
+            shards=shards,
+            durability=durability,
+            rng=the_rng,
+            is_replica=replicator is not None,
+            hosts=None if hosting is None else cache(hosting.hosts),
         )
         return await build(
             opened,
@@ -338,6 +441,8 @@ def open_in_memory(
             reaper=reaper,
             spawner=current_spawner(),
             replicator=replicator,
+            hosting=hosting,
+            redaction=redaction,
         )
 
     return OpenHandle(start)
@@ -356,10 +461,13 @@ async def build(
     reaper: bool,
     spawner: Spawner | None = None,
     replicator: Replicator | None = None,
+    hosting: Hosting | None = None,
     body_bytes_min: int | None = None,
+    open_files: Callable[[EngineState, Shard], None] | None = None,
     sink: Callable[[EngineState], Sink] | None = None,
     inbox: bool = False,
     refusal: NotLeaderError | None = None,
+    redaction: Redaction | None = None,
 ) -> Engine:
     """Build an engine over an opened store, and start it.
 
@@ -375,10 +483,13 @@ async def build(
         reaper: run the background task.
         spawner: port to the event loop; None for the running one.
         replicator: makes it a replica.
+        hosting: knows where shards are that are not open here.
         body_bytes_min: least size in bytes of payloads in body files; None writes none.
+        open_files: gives a shard its body files, for a simulation; None: those of the path.
         sink: opens the lifecycle journal, and blocks; None for none.
         inbox: take in loads from the inbox.
         refusal: makes the engine read-only: nothing runs, and whatever would write raises it.
+        redaction: of previews and labels, where tasks are packed.
     """
     the_spawner = current_spawner() if spawner is None else spawner
     core = EngineState(
@@ -386,37 +497,65 @@ async def build(
         clock=clock if clock is not None else SystemClock(),
         ids=IdSource(rng),
         limits=limits if limits is not None else Limits(),
-        seq=max(s.seq for s in opened.shards),
+        seq=max((s.seq for s in opened.shards), default=0),
         is_fsync=opened.durability == "fsync",
         compressor=compressor,
     )
-    core.lease_type = Lease
-    core.waiters.serve_one = partial(serve_waiter, core)
-    core.hidden = HiddenRows(core)
+    core.redaction = redaction
+    _connect(core, is_replica=replicator is not None)
     leadership = Leadership(core, replicator) if replicator is not None else None
     runtime = EngineRuntime(core, opened, Reaper(core) if reaper else None)
+    runtime.replicator, runtime.leadership = replicator, leadership
+    members = hosting if replicator is None else replicator
+    if isinstance(members, NamesMembers):
+        runtime.members = members
+    maker = ShardMaker(
+        core,
+        opened.shard_count,
+        interval_s=interval_s,
+        commit_batch_max=commit_batch_max,
+        submit_queue_max=submit_queue_max,
+        leadership=leadership,
+        hosting=hosting,
+    )
+    least = NO_BODIES if body_bytes_min is None else body_bytes_min
+    if open_files is None and opened.path is not None:
+        open_files = partial(_open_files, opened.path, least)
+    use_files = None if open_files is None else partial(open_files, core)
     try:
-        for one in opened.shards:
-            with _refused(one.index):
-                core.shards.append(
-                    _shard(core, one, interval_s, commit_batch_max, submit_queue_max, leadership)
-                )
-        if opened.path is not None and replicator is None:
-            _open_bodies(core, opened.path, body_bytes_min)
-        if sink is not None:  # not earlier: it needs the shards
-            runtime.event_publisher = EventPublisher(core, partial(sink, core))
-            with _refused():
-                runtime.event_publisher.open()
+        _make_shards(core, opened, maker)
+        if hosting is not None:
+            core.hosted = [core.shards[one.index] for one in opened.shards]
+            if replicator is None:  # every process keeps a copy of what lies on the first shard
+                core.first_index = opened.shards[0].index
+        if use_files is not None:
+            _open_body_files(core, use_files)
+        if replicator is None:  # a replica moves payloads out when they are committed
+            core.set_body_bytes_min(least)
+        keep_events = _open_journal(runtime, sink)
+        if leadership is not None and hosting is not None:
+            leadership.hosted = HostedShards(
+                core,
+                opened,
+                maker,
+                leadership,
+                rng,
+                open_files=use_files,
+                is_here=keep_events,
+                is_gone=runtime.forget,
+            )
         await _read_rows(core, refusal, owns_shards=leadership is None and refusal is None)
     except BaseException:
         core.is_closed = True
         if runtime.event_publisher is not None:
             await await_shielded(runtime.event_publisher.close_journal)
         opened.close()
+        if replicator is not None:
+            await await_shielded(partial(let_go, replicator))
         await the_spawner.aclose()
         raise
     if refusal is None:
-        runtime.watches_inbox = inbox and replicator is None
+        runtime.watches_inbox = inbox and replicator is None and core.has_all
         runtime.start()
         _note(opened)
     if leadership is not None:
@@ -428,27 +567,68 @@ async def build(
     return Engine(core, runtime)
 
 
-def _open_bodies(core: EngineState, path: str, body_bytes_min: int | None) -> None:
-    """Open the body files of every shard."""
-    for shard in core.shards:
+def _connect(core: EngineState, *, is_replica: bool) -> None:
+    """Give the state its parts from layers above."""
+    core.lease_type = Lease
+    core.waiters.serve_one = partial(serve_waiter, core)
+    core.waiters.check_empty = core.check_empty
+    if is_replica:
+        core.waiters.may_serve = core.is_any_tended
+    core.hidden = HiddenRows(core)
+    core.flows = joins = Joins(core)
+    joins.resume = partial(resume, core)
+
+
+def _make_shards(core: EngineState, opened: OpenStore, maker: ShardMaker) -> None:
+    """Fill the list of shards: what is open, and stubs for the rest."""
+    here = {one.index: one for one in opened.shards}
+    for index in range(opened.shard_count):
+        with _refused(index):
+            one = here.get(index)
+            core.shards.append(maker.stub(index) if one is None else maker.make(one))
+
+
+def _open_body_files(core: EngineState, use_files: Callable[[Shard], None]) -> None:
+    """Open the body files of every shard that is here."""
+    for shard in core.hosted:
         with _refused(shard.index):
-            shard.bodies = open_bodies(shard.store, path, shard.index)
-        if core.is_fsync and shard.bodies is not None:
-            sync = shard.bodies.files.sync
-            shard.co.body_barrier = BodySyncBarrier(shard.co, core.spawner, sync)
-    core.set_body_bytes_min(NO_BODIES if body_bytes_min is None else body_bytes_min)
+            use_files(shard)
+
+
+def _open_journal(
+    runtime: EngineRuntime, sink: Callable[[EngineState], Sink] | None
+) -> Callable[[Shard], None]:
+    """Open the lifecycle journal, if there is to be one. It needs the shards.
+
+    Returns: what does the same for the events of a shard that comes here later.
+    """
+    core = runtime.core
+    if sink is None:
+        if runtime.leadership is not None:
+            for shard in core.hosted:
+                leave(shard)
+        return leave
+    publisher = runtime.event_publisher = EventPublisher(core, partial(sink, core))
+    with _refused():
+        publisher.open()
+    return publisher.replace
+
+
+def _open_files(path: str, least: int, core: EngineState, shard: Shard) -> None:
+    """Open the body files of one shard of a store on disk."""
+    use_bodies(core, shard, open_bodies(shard.store, path, shard.index), least)
 
 
 async def _read_rows(
     core: EngineState, refusal: NotLeaderError | None, *, owns_shards: bool
 ) -> None:
     """Build memory from the rows; give back the leases of the process before."""
-    for shard in core.shards:
+    for shard in core.hosted:
         with _refused(shard.index):
             await in_slices(core, counter_slices(core, shard))
         if refusal is not None:
             shard.co.enter(READ_ONLY, refusal)
-    own = core.shards if owns_shards else []
+    own = core.hosted if owns_shards else []
     noted: list[Noted] = []
     for shard in own:
         with _refused(shard.index):
@@ -480,54 +660,3 @@ def _note(opened: OpenStore) -> None:
         engine_log.opened(opened.path, len(opened.shards), opened.durability)
         for detail in opened.recoveries:
             engine_log.recovered(opened.path, detail)
-
-
-def _shard(
-    core: EngineState,
-    one: OpenShard,
-    interval_s: float,
-    commit_batch_max: int,
-    submit_queue_max: int,
-    leadership: Leadership | None,
-) -> Shard:
-    first = (one.incarnation << 40) + one.last + 1
-    mark = one.watermark
-
-    def write_watermark(number: int) -> None:
-        if mark is not None:
-            mark.write(number >> 40, number)
-
-    syncer = Syncer(
-        one.store,
-        core.spawner,
-        first_number=first,
-        interval_s=interval_s,
-        write_watermark=write_watermark,
-    )
-    co = (
-        Coalescer(
-            one.store,
-            core.spawner,
-            shard=one.index,
-            first_number=first,
-            seq_source=core,
-            syncer=syncer,
-            is_fsync=core.is_fsync,
-            commit_batch_max=commit_batch_max,
-            submit_queue_max=submit_queue_max,
-            tick_work=core.waiters,
-            on_writes_end=core.on_writes_end,
-        )
-        if leadership is None
-        else leadership.coalescer(
-            one.store,
-            shard=one.index,
-            first_number=first,
-            syncer=syncer,
-            submit_queue_max=submit_queue_max,
-        )
-    )
-    shard = Shard(one.index, one.store, co, mark, one.path, one.incarnation)
-    co.overlay.report = partial(core.unreadable_found, one.index)
-    shard.swept_ms = core.seq // 1000  # the clock may have stepped back since; seq never does
-    return shard

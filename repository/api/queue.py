@@ -6,10 +6,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from ...engine.records.keyspace import check_name
 from ...engine.runtime.task_id import TaskId
 from ...errors import LodeqError, UsageError
-from ..model.arguments import check_limit, check_worker, duration_s, length_s, listed, names_of
+from ..model.arguments import (
+    check_after,
+    check_limit,
+    check_redrive_policy,
+    check_worker,
+    duration_s,
+    length_s,
+    listed,
+    names_of,
+    task_ids,
+)
+from ..model.codec import encode_headers
 from ..model.encoded_tasks import (
     EncodedTask,
     TaskTemplate,
@@ -17,20 +27,50 @@ from ..model.encoded_tasks import (
     item_among,
     simple_item,
 )
-from ..model.values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
+from ..model.faces import packed_face
+from ..model.flows.workflows import OnFailure
+from ..model.values import (
+    AnyId,
+    Backoff,
+    Duration,
+    NewTask,
+    OnConflict,
+    QueueStats,
+    Receipt,
+    RedrivePolicy,
+    Task,
+)
+from ..state.caches.claim_sets import LaneKey
 from ..state.engine_state import EngineState
 from ..state.long_polls import ClaimRequest
 from ..state.queue_state import TenantQueue
 from ..state.turns import Turns
-from ..tasks import admin, task_list
+from ..tasks import task_list
 from ..tasks.claim import claim, drop, skipping
 from ..tasks.enqueue import check_durable, enqueue, enqueue_many
-from ..tasks.fast_path import submit_claim, submit_plain, submit_plain_many
+from ..tasks.fast_path import line_of, submit_claim, submit_plain, submit_plain_many
+from ..tasks.in_line import claim_in_line, enqueue_in_line
 from ..tasks.lease import Lease
+from ..tasks.operators import admin
+from ..tasks.operators.functions import policies_of_today
+from ..tasks.option_path import submit_keyed, submit_task, submit_tasks
 from ..tasks.task_end import give_back
+from ..workflows.dependencies import enqueue_after
 from .leases import LeaseStream
 
-__all__ = ["LEASE_S", "Queue", "QueueOptions", "claim_request", "encode_tasks", "options_of"]
+__all__ = [
+    "LEASE_S",
+    "Queue",
+    "QueueOptions",
+    "boosts_of",
+    "encode_tasks",
+    "enqueue_waiting",
+    "has_dependencies",
+    "lane_of",
+    "lease_s_of",
+    "name_bad_task",
+    "options_of",
+]
 
 LEASE_S = 30.0
 NO_ENQUEUE = "a queue of ALL_TENANTS takes no enqueue: name the tenant"
@@ -102,8 +142,16 @@ class Queue:
         on_conflict: OnConflict = "return",
         headers: Mapping[str, Any] | None = None,
         max_attempts: int | None = None,
+        retry: Backoff | None = None,
+        retention: Duration | None = None,
+        dead_retention: Duration | None = None,
         shard_key: str | bytes | None = None,
+        labels: Mapping[str, str] | None = None,
+        function: str | None = None,
+        preview: str | None = None,
         durable: bool | None = None,
+        after: Sequence[AnyId] = (),
+        on_failure: OnFailure = "run",
     ) -> Receipt:
         """Add one task.
 
@@ -120,11 +168,23 @@ class Queue:
                 ``raise`` DuplicateTaskError, or ``replace`` a holder that is not leased.
             headers: a str-keyed mapping msgpack packs, at most ``Limits.headers_bytes_max``.
             max_attempts: instead of the queue's, 1 to 65,535.
+            retry: how long it waits after a run that failed, instead of the queue's.
+            retention: seconds that its result is kept, instead of the queue's.
+            dead_retention: seconds that it is kept as a dead letter, instead of the queue's.
             shard_key: tasks of one key live on one shard; not with ``dedup_key``.
+            labels: str to str, to find the task by: at most 8 of 64 bytes as ``key=value``.
+            function: name of what the task calls, at most 256 bytes; shown wherever the task is.
+            preview: its arguments for people to read, cut to 256 bytes; shown as ``function``.
             durable: True waits for an fsync, whatever the engine's mode.
+            after: ids of at most 255 tasks, of any queues: it is *waiting* until all have ended,
+                and ready then; not with ``delay`` or ``run_at``. Where the dedup key is held,
+                the call is answered as without, and nothing is waited for.
+            on_failure: what follows when one of ``after`` did not complete: ``run`` it, let it
+                ``wait`` (until it is cancelled), ``cancel`` it.
 
         Raises:
             UsageError, PayloadTooLargeError: the call is wrong; nothing was written.
+            UnknownDependencyError: no task and no result has an id of ``after``.
             DuplicateTaskError: the key is held, and ``raise``; or held by a leased task, and
                 ``replace``.
             QueueFullError: ``Limits.pending_max`` is reached. StorageFullError: the disk is.
@@ -141,26 +201,7 @@ class Queue:
             check_durable(core, durable)
         if self._is_everybodys:
             raise UsageError(NO_ENQUEUE)
-        if (
-            priority == 5
-            and delay is None
-            and run_at is None
-            and ttl is None
-            and dedup_key is None
-            and dedup_window is None
-            and headers is None
-            and max_attempts is None
-            and shard_key is None
-            and on_conflict == "return"
-        ):
-            submitted = submit_plain(core, self._defaults, payload, durable)
-            if submitted is not None:
-                future, receipt = submitted
-                if future is not None:
-                    await future
-                return receipt
-            item = simple_item(core, self._defaults, payload)
-        else:
+        if after or on_failure != "run":
             task = NewTask(
                 payload,
                 None,
@@ -175,6 +216,119 @@ class Queue:
                 headers,
                 max_attempts,
                 shard_key,
+                labels=labels,
+                function=function,
+                preview=preview,
+                after=after,
+                on_failure=on_failure,
+            )
+            return (await enqueue_waiting(core, [task], self._defaults, durable))[0]
+        if (
+            priority == 5
+            and delay is None
+            and run_at is None
+            and ttl is None
+            and dedup_key is None
+            and dedup_window is None
+            and max_attempts is None
+            and retry is None
+            and retention is None
+            and dead_retention is None
+            and shard_key is None
+            and on_conflict == "return"
+        ):
+            shared, face, packed = self._defaults, b"", b""
+            has_face = function is not None or preview is not None or labels is not None
+            if has_face and shared.faces and core.keeps_faces(shared.queue):
+                face = packed_face(function, preview, labels, core.redaction)
+            if headers is not None:
+                packed = encode_headers(headers, core.limits.headers_bytes_max)
+            submitted = submit_plain(core, shared, payload, durable, None, None, packed, face)
+            if submitted is None and type(payload) is bytes and not face and not packed:
+                line = line_of(core, payload)
+                if line is not None:
+                    shard, task_id = line
+                    if durable is True:
+                        await shard.co.wait_in_line()
+                        core.check()
+                    else:
+                        receipt = await enqueue_in_line(core, shard.co, shared, payload, task_id)
+                        if receipt is not None:
+                            return receipt
+                    submitted = submit_plain(core, shared, payload, durable, None, task_id)
+            if submitted is not None:
+                future, receipt = submitted
+                if future is not None:
+                    await future
+                return receipt
+            if face or packed:
+                task = NewTask(
+                    payload, headers=headers, labels=labels, function=function, preview=preview
+                )
+                item = encoded_task(core, shared, task, core.clock.wall_us())
+            else:
+                item = simple_item(core, shared, payload)
+        else:
+            if (
+                run_at is None
+                and max_attempts is None
+                and retry is None
+                and retention is None
+                and dead_retention is None
+                and shard_key is None
+                and on_conflict == "return"
+            ):
+                shared, face = self._defaults, b""
+                has_face = function is not None or preview is not None or labels is not None
+                if has_face and shared.faces and core.keeps_faces(shared.queue):
+                    face = packed_face(function, preview, labels, core.redaction)
+                if (
+                    dedup_key is not None
+                    and delay is None
+                    and ttl is None
+                    and headers is None
+                    and not face
+                ):
+                    queued = submit_keyed(
+                        core, shared, payload, priority, dedup_key, dedup_window, durable
+                    )
+                else:
+                    queued = submit_task(
+                        core,
+                        shared,
+                        payload,
+                        priority,
+                        delay,
+                        ttl,
+                        dedup_key,
+                        dedup_window,
+                        headers,
+                        durable,
+                        face,
+                    )
+                if queued is not None:
+                    await queued[0]
+                    return queued[1]
+            task = NewTask(
+                payload,
+                None,
+                None,
+                priority,
+                delay,
+                run_at,
+                ttl,
+                dedup_key,
+                dedup_window,
+                on_conflict,
+                headers,
+                max_attempts,
+                shard_key,
+                retry=retry,
+                retention=retention,
+                dead_retention=dead_retention,
+                labels=labels,
+                function=function,
+                preview=preview,
             )
             item = encoded_task(core, self._defaults, task, core.clock.wall_us())
         return await enqueue(core, item, durable)
@@ -189,6 +343,7 @@ class Queue:
 
         Args:
             tasks: any iterable of ``NewTask``; ``queue`` and ``tenant`` default to this queue's.
+                One with ``after`` is a batch of its own.
             durable: True waits for an fsync, whatever the engine's mode.
             atomic: all in one batch (at most 4,096 tasks, 2 MiB), or ``LimitError``.
 
@@ -202,14 +357,20 @@ class Queue:
             check_durable(core, durable)
             if self._is_everybodys:
                 raise UsageError(NO_ENQUEUE)
-            submitted = submit_plain_many(core, self._defaults, given, durable)
+            submitted = submit_plain_many(core, self._defaults, given, durable) or submit_tasks(
+                core, self._defaults, given, durable
+            )
             if submitted is not None:
                 future, receipts = submitted
                 await future
                 return receipts
+            if any(has_dependencies(task) for task in given):
+                return await enqueue_waiting(core, given, self._defaults, durable, atomic=atomic)
             items = await encode_tasks(core, given, self._defaults)
             return await enqueue_many(core, items, durable, is_atomic=atomic)
         except LodeqError as error:
+            if isinstance(error, UsageError) and not error.receipts:
+                await name_bad_task(core, given, self._defaults, error)
             error.receipts = error.receipts or [None] * len(given)
             raise
 
@@ -263,6 +424,15 @@ class Queue:
             self._last_call = (limit, lease, wait, worker, exported, request, wait_s)
         if request.is_plain:
             submitted = submit_claim(core, request)
+            is_admitted = False
+            if submitted is None and len(core.shards) == 1:
+                co = core.shards[0].co
+                if not co.has_capacity:
+                    granted = await claim_in_line(core, co, request)
+                    if granted is not None:
+                        return granted
+                    is_admitted = True
+                    submitted = submit_claim(core, request, None, True)
             if submitted is not None:
                 future, leases = submitted
                 if future is None:
@@ -276,6 +446,7 @@ class Queue:
                     give_back(core, leases)
                     raise
                 return leases
+            return await claim(core, request, wait_s, is_admitted=is_admitted)
         return await claim(core, request, wait_s)
 
     def _request(
@@ -288,7 +459,7 @@ class Queue:
         request = ClaimRequest(
             self._keys,
             limit=check_limit(limit),
-            boosts=_boosts([self]),
+            boosts=boosts_of([self]),
             lease_s=self._lease_s if lease is None else length_s(lease),
             worker=b"" if worker == "" else check_worker(worker),
             is_exported=exported,
@@ -362,7 +533,7 @@ class Queue:
         return task_list.queue_stats(self._core, self._keys[0][0], self._lanes())
 
     async def list(self, state: str, *, limit: int = 100, after: Task | None = None) -> Tasks:
-        """Tasks by state: ready, delayed, leased, dead, completed, expired or cancelled.
+        """Tasks by state: ready, delayed, waiting, leased, dead, completed, expired, cancelled.
 
         Args:
             limit: 1 to 10,000.
@@ -392,12 +563,16 @@ class Queue:
 
     # -- administration ----------------------------------------------------------------
 
-    async def redrive(self, ids: Sequence[AnyId] | None = None) -> int:
+    async def redrive(
+        self, ids: Sequence[AnyId] | None = None, *, policy: RedrivePolicy = "stored"
+    ) -> int:
         """Put dead letters back to the tail of their queue with a fresh set of attempts.
 
         Args:
             ids: None for all that are dead at the call (to the millisecond). Tasks whose dedup
                 key has a newer holder, or whose record is missing or damaged, stay dead.
+            policy: ``stored``, that of each task; ``current``: attempts, backoff and retentions
+                that its function was last published with, if it was.
 
         Returns: how many were put back.
 
@@ -409,27 +584,56 @@ class Queue:
         Durability: as ``enqueue``. Cancellation: slices already queued happen.
         """
         self._core.check()
-        named = None if ids is None else [TaskId(i) for i in ids]
-        return await admin.redrive(self._core, self._lanes(), named)
+        named = None if ids is None else task_ids(ids, "redrive")
+        renew = None
+        if check_redrive_policy(policy) == "current":
+            renew = await policies_of_today(self._core, self.name)
+        return await admin.redrive(self._core, self._lanes(), named, renew)
 
     async def pause(self) -> None:
         """Claims get nothing until ``resume``; survives a restart. Enqueues go on.
+
+        With ``tenant=ALL_TENANTS`` it is one switch for the whole queue, whatever the tenant;
+        otherwise it is this tenant's own.
 
         Durability: as ``enqueue``. Cancellation: in the last wait it happens.
         """
         self._core.check()
         await admin.pause(self._core, *self._keys[0])
 
-    async def resume(self) -> None:
+    async def resume(self) -> bool:
         """Undo ``pause``; waiting claims are served at once.
 
-        Durability: as ``enqueue``. Cancellation: in the last wait it happens.
+        Without a tenant it also undoes a pause of the whole queue, and with ``ALL_TENANTS`` that
+        and the pause of every tenant. A tenant's ``resume`` undoes only its own.
+
+        Returns: whether its tasks are handed out again; False: the whole queue is still paused.
+
+        Durability: as ``enqueue``. Cancellation: in the last wait it happens; slices of many
+        tenants that are already queued happen.
         """
         self._core.check()
-        await admin.resume(self._core, *self._keys[0])
+        return await admin.resume(self._core, *self._keys[0])
+
+    async def cancel_all(self, *, leased: bool = True) -> int:
+        """Cancel all tasks that are ready, delayed, waiting or leased at the call, not dead ones.
+
+        It works in slices: tasks that move while it runs may go or stay.
+
+        Args:
+            leased: leased ones, too: their leases are revoked, and their workers learn of it.
+
+        Returns: how many were cancelled.
+
+        Durability: as ``enqueue``. Cancellation: slices already queued happen.
+        """
+        self._core.check()
+        if not isinstance(leased, bool):
+            raise UsageError(f"leased must be True or False, not {leased!r}")
+        return await admin.cancel_all(self._core, self._lanes(), leased)
 
     async def purge(self, state: str | None = None) -> int:
-        """Delete the tasks that are ready, delayed or dead at the call (None: all three).
+        """Delete the tasks that are ready, delayed, waiting or dead at the call (None: all).
 
         Ready and delayed ones end as *cancelled*. It works in slices: tasks that become due, are
         released or die while it runs, or in the same millisecond, may go or stay.
@@ -459,12 +663,106 @@ async def encode_tasks(
             await turns.give_now()
             core.check()
         if not isinstance(task, NewTask):
-            raise UsageError(f"tasks must be lodeq.NewTask, not {type(task).__name__}")
-        template = shared.get((task.queue, task.tenant))
+            raise _no_task(task)
+        try:
+            template = shared.get((task.queue, task.tenant))
+        except TypeError:  # a name of a wrong type: the next line refuses it
+            template = None
         if template is None:
             template = shared[task.queue, task.tenant] = _template_of(core, task, base)
         items.append(item_among(core, template, task, now_us, large))
     return items
+
+
+def has_dependencies(task: object) -> bool:
+    """Whether a task of a call waits for others, or says what follows when one fails."""
+    return isinstance(task, NewTask) and bool(task.after or task.on_failure != "run")
+
+
+async def enqueue_waiting(
+    core: EngineState,
+    tasks: Sequence[NewTask],
+    base: TaskTemplate | None,
+    durable: bool | None,
+    *,
+    atomic: bool = False,
+) -> list[Receipt]:
+    """Enqueue tasks of which some wait for others: those one by one, the rest between them.
+
+    Args:
+        core: of the engine.
+        tasks: of one call; all are checked before anything is written.
+        base: gives queue and defaults to tasks that name none.
+        durable: True waits for an fsync, whatever the engine's mode.
+        atomic: refused: what a task waits for may live on another shard.
+    """
+    if atomic:
+        raise UsageError("atomic=True takes no task with after=: it may wait for another shard")
+    waits: list[list[TaskId]] = []
+    plain: list[NewTask] = []
+    for n, task in enumerate(tasks):
+        if not isinstance(task, NewTask):
+            raise _no_task(task)
+        try:
+            waits.append(check_after(task))
+        except UsageError as error:
+            error.at(n)
+            raise
+        plain.append(task._replace(after=(), on_failure="run"))
+    items = await encode_tasks(core, plain, base)
+    receipts: list[Receipt | None] = [None] * len(items)
+    at = 0
+    try:
+        while at < len(items):
+            end = at
+            while end < len(items) and not waits[end]:
+                end += 1
+            if end > at:
+                receipts[at:end] = await enqueue_many(core, items[at:end], durable)
+            if end < len(items):
+                receipts[end] = await enqueue_after(
+                    core, items[end], waits[end], tasks[end].on_failure, durable
+                )
+            at = end + 1
+    except LodeqError as error:
+        if len(items) > 1 or error.receipts:
+            some = list(error.receipts or ())
+            error.receipts = [*receipts[:at], *some, *receipts[at + len(some) :]]
+        raise
+    return [one for one in receipts if one is not None]
+
+
+async def name_bad_task(
+    core: EngineState, tasks: Sequence[Any], base: TaskTemplate | None, error: UsageError
+) -> None:
+    """Say in an error which task it is about: the first that fails with the same words.
+
+    Nothing was written, and the paths that encode many tasks do not count: here each is tried.
+
+    Args:
+        core: the engine's state.
+        tasks: as the call was given them.
+        base: the defaults of the queue that was called; None where each task names its own.
+        error: gets the number of the task.
+    """
+    turns, now_us = Turns(core), core.clock.wall_us()
+    for n, task in enumerate(tasks):
+        if turns.is_over:
+            await turns.give_now()
+        try:
+            if not isinstance(task, NewTask):
+                raise _no_task(task)
+            encoded_task(core, _template_of(core, task, base), task, now_us)
+        except UsageError as one:
+            if str(one) == str(error):
+                error.at(n)
+                return
+        except Exception:  # noqa: BLE001 - a codec's own error is not this one
+            return
+
+
+def _no_task(given: object) -> UsageError:
+    return UsageError(f"tasks must be lodeq.NewTask, not {type(given).__name__}")
 
 
 def _template_of(core: EngineState, task: NewTask, base: TaskTemplate | None) -> TaskTemplate:
@@ -481,45 +779,17 @@ def _template_of(core: EngineState, task: NewTask, base: TaskTemplate | None) ->
     return TaskTemplate(*names, codec=core.codecs.get(names[0]))
 
 
-def claim_request(
-    queues: Sequence[str | Queue],
-    *,
-    limit: int,
-    lease: Duration | None,
-    worker: str,
-    exported: bool,
-) -> ClaimRequest:
-    """Make a request that claims from several queues.
-
-    Args:
-        queues: names (default tenant) or ``Queue`` objects.
-        limit: 1 to 4,096 tasks at most.
-        lease: seconds until a lease may be reaped; None uses the shortest of the queues' own.
-        worker: a name kept with the lease and the result, at most 256 bytes.
-        exported: the worker is another process: the lease outlives this one.
-
-    Raises:
-        UsageError, InvalidNameError: an argument is wrong.
-    """
-    if isinstance(queues, str | Queue) or not queues:
-        raise UsageError("queues must be a non-empty list of names or Queue objects")
-    keys: list[tuple[bytes, bytes | None]] = [
-        queue._keys[0] if isinstance(queue, Queue) else (check_name(queue, "queue"), b"")
-        for queue in queues
-    ]
-    if lease is None:
-        lease = min(queue._lease_s if isinstance(queue, Queue) else LEASE_S for queue in queues)
-    return ClaimRequest(
-        list(dict.fromkeys(keys)),
-        limit=check_limit(limit),
-        lease_s=length_s(lease),
-        worker=check_worker(worker),
-        is_exported=exported,
-        boosts=_boosts([queue for queue in queues if isinstance(queue, Queue)]),
-    )
+def lane_of(queue: Queue) -> LaneKey:
+    """Queue and tenant of a queue object; a tenant of None stands for all."""
+    return queue._keys[0]
 
 
-def _boosts(queues: Iterable[Queue]) -> dict[tuple[bytes, bytes | None], float]:
+def lease_s_of(queue: Queue) -> float:
+    """Seconds for which a claim through a queue object holds a task."""
+    return queue._lease_s
+
+
+def boosts_of(queues: Iterable[Queue]) -> dict[tuple[bytes, bytes | None], float]:
     """``boost_after`` in seconds, by queue and tenant, of those queues that have one."""
     return {q._keys[0]: q._boost_after_s for q in queues if q._boost_after_s is not None}
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 
+from ...coalescer.replicator import KnowsWhy, Replicator
 from ...coalescer.shard_status import FAILED
 from ...coalescer.write_pause import writes_paused
 from ...engine.files import ballast
@@ -29,6 +31,8 @@ from ...engine.values import Finding, Health, ShardMark
 from ...errors import (
     ClosedError,
     CommitUnknownError,
+    LodeqError,
+    NotLeaderError,
     StorageError,
     StoragePoisonedError,
     UsageError,
@@ -36,6 +40,7 @@ from ...errors import (
 from ..background.body_checks import check_bodies
 from ..background.body_gc import BodyGC
 from ..background.event_publisher import EventPublisher
+from ..background.leadership import Leadership
 from ..background.reaper import Reaper
 from ..background.run_to_completion import run_to_completion
 from ..bulk.ingest import Ingester
@@ -46,6 +51,12 @@ from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
 from ..state.turns import in_slices
 from ..state.waits import on_shard_thread
+from ..state.worker_register import WorkerRegister
+from ..tasks.operators.queue_settings import save_starts
+from ..workflows.build import the_joins
+from ..workflows.other_leaders import OtherLeaders
+from .cluster_view import NamesMembers
+from .serve_options import RunningServer
 from .statistics import unreadable_of
 
 __all__ = ["EngineRuntime"]
@@ -69,6 +80,9 @@ class EngineRuntime:
             copy_shards=self.copy_shards,
             journal_positions=self.journal_positions,
         )
+        self.workers = WorkerRegister(core.clock)
+        self.replicator: Replicator | None = None
+        self.members: NamesMembers | None = None  # who knows the other nodes or processes
         self.event_publisher: EventPublisher | None = None  # with a lifecycle journal
         self.ingester = Ingester(core, opened.store_id, opened.path, self._flush)
         self.watches_inbox = False
@@ -84,8 +98,18 @@ class EngineRuntime:
         self._is_stopping = False
         self._closing = ShieldedTask(core.spawner, self._tear_down, "lodeq-close")
         self._is_torn_down = False
+        self.server: RunningServer | None = None  # that others reach the store through
+        self.leadership: Leadership | None = None  # of a replica
+        self.other_leaders = OtherLeaders(core, the_joins(core))
 
     # -- running -----------------------------------------------------------------------
+
+    def forget(self, shard: Shard) -> None:
+        """The shard is not here any more."""
+        if self.event_publisher is not None:
+            self.event_publisher.drop(shard)
+        if self.reaper is not None:
+            self.reaper.forget(shard)
 
     def start(self) -> None:
         """Start the background tasks."""
@@ -96,7 +120,8 @@ class EngineRuntime:
             self._reaper_task = core.spawner.spawn(
                 partial(self._run_reaper, reaper), "lodeq-reaper"
             )
-        if any(shard.bodies is not None for shard in core.shards):
+        # On disk every shard has body files, and one may come here later.
+        if self.opened.path is not None or any(shard.bodies is not None for shard in core.hosted):
             self._body_gc_task = core.spawner.spawn(self.body_gc.run, "lodeq-bodies")
         if self.event_publisher is not None:
             self.event_publisher.start()
@@ -115,9 +140,10 @@ class EngineRuntime:
         core = self.core
         if self.opened.path is not None and not core.is_closed:
             try:
-                core.is_disk_low = disk_free_bytes(self.opened.path) < DISK_FREE_BYTES_MIN
+                is_low = disk_free_bytes(self.opened.path) < DISK_FREE_BYTES_MIN
             except StorageError:
-                core.is_disk_low = True
+                is_low = True
+            core.note_disk(is_low=is_low)
             self._keep_ballast(self.opened.path)
             if self.watches_inbox and not self._is_ingesting and self.ingester.is_due:
                 self._is_ingesting = True
@@ -156,7 +182,7 @@ class EngineRuntime:
         """See ``Engine.health``."""
         core = self.core
         reasons = []
-        for shard in core.shards:
+        for shard in core.hosted:
             # A shard that is led elsewhere is healthy.
             failure = shard.co.failure
             if failure is not None:
@@ -169,7 +195,11 @@ class EngineRuntime:
                 reasons.append(f"shard {shard.index} is stalled: {shard.co.refused_write}")
             reasons.extend(f"shard {shard.index}: {r}" for r in read_probe(shard.store).reasons)
             reasons.extend(unreadable_of(shard))
-        if core.is_disk_low:
+        if isinstance(self.replicator, KnowsWhy):
+            reasons.extend(self.replicator.failures())
+        if core.log_full is not None:
+            reasons.append(core.log_full)
+        elif core.is_disk_low:
             reasons.append("the disk is nearly full: enqueues are refused")
         if self._reaper_end is not None:
             reasons.append(f"the reaper has ended, nothing falls due any more: {self._reaper_end}")
@@ -180,33 +210,44 @@ class EngineRuntime:
             reasons.append(f"the lifecycle journal is not written: {self.event_publisher.problem}")
         if self.ingester.problem is not None:
             reasons.append(f"a load waits in the inbox: {self.ingester.problem}")
+        if self.server is not None and self.server.problem is not None:
+            reasons.append(f"the store is not served any more: {self.server.problem}")
+        reasons.extend(core.flows.problems())
         reasons.extend(core.all_anomalies())
         return Health.of(*reasons)
 
     async def fsync(self) -> None:
         """See ``Engine.fsync``."""
-        for shard in self.core.shards:
+        for shard in self.core.hosted:
             failure = shard.co.failure  # a follower has none: it syncs what it has applied
             if failure is not None and shard.co.durable_number < shard.co.applied_number:
                 raise StoragePoisonedError(
                     f"shard {shard.index} is poisoned: its last commits may not be durable; close "
                     "the engine, look at the disk, reopen it"
                 ) from failure
-            await self.core.commit_barrier(shard, is_durable=True)
+            await self.core.commit_barrier(shard, is_durable=True, is_local=True)
 
     async def verify(self) -> VerifyReport:
         """See ``Engine.verify``."""
         self.body_gc.pauses += 1  # before any snapshot: its rows' payloads must stay
         try:
-            findings = [found for shard in self.core.shards for found in await self._check(shard)]
+            findings = [found for shard in self.core.hosted for found in await self._check(shard)]
         finally:
             self.body_gc.pauses -= 1
         return VerifyReport(not findings, tuple(findings))
 
     async def _check(self, shard: Shard) -> list[Finding]:
-        """Check the rows of a shard, slice by slice, then its payloads."""
+        """Check the rows of a shard, slice by slice, then its payloads; none of one that goes."""
+        try:
+            return await self._findings(shard)
+        except (ClosedError, NotLeaderError):
+            if self.core.is_closed or self.core.shards[shard.index] is shard:
+                raise
+            return []
+
+    async def _findings(self, shard: Shard) -> list[Finding]:
         core = self.core
-        await core.commit_barrier(shard)
+        await core.commit_barrier(shard, is_local=True)
         splits = await in_slices(core, find_splits(shard.store))
         view = shard.store.snapshot(splits)
         try:
@@ -223,12 +264,20 @@ class EngineRuntime:
         core = self.core
         if self.opened.path is None:
             raise UsageError("an engine in memory has nothing to checkpoint")
-        for shard in core.shards:
-            await core.commit_barrier(shard)
+        if not core.hosted:
+            raise UsageError("this process has no shard, so there is nothing to checkpoint")
+        for shard in core.hosted:
+            await core.commit_barrier(shard, is_local=True)
         work = begin_checkpoint(path)
         try:
             marks = await self.copy_shards(work)
-            write = partial(write_manifest, work, store_id=self.opened.store_id, shards=marks)
+            write = partial(
+                write_manifest,
+                work,
+                store_id=self.opened.store_id,
+                shards=marks,
+                total=len(core.shards),
+            )
             await run_to_completion(core.spawner, write, abandon_checkpoint)
         except BaseException:
             abandon_checkpoint(work)
@@ -239,7 +288,7 @@ class EngineRuntime:
         return self.event_publisher.next_numbers if self.event_publisher is not None else {}
 
     async def copy_shards(self, work: str) -> list[ShardMark]:
-        """Link every shard into the folder ``work``; returns how far each copy goes.
+        """Link every shard that is here into the folder ``work``; returns how far each copy goes.
 
         The event loop runs meanwhile, except during the linking itself. A shard is flushed, then
         takes no writes while the rest is flushed and linked: a checkpoint would otherwise flush it
@@ -248,7 +297,7 @@ class EngineRuntime:
         async with self.ingester.paused():
             self.body_gc.pauses += 1
             try:
-                return [await self._copy_shard(work, shard) for shard in self.core.shards]
+                return [await self._copy_shard(work, shard) for shard in self.core.hosted]
             finally:
                 self.body_gc.pauses -= 1
 
@@ -287,15 +336,24 @@ class EngineRuntime:
         if self._is_torn_down:
             return
         core.check_loop()
-        core.is_closed = True
+        if self.server is None:
+            core.is_closed = True
         await self._closing.wait()
 
     async def _tear_down(self) -> None:
         """Close everything. If cancelled it is called again, so each step must work twice."""
         core = self.core
+        if self.leadership is not None:
+            await self.leadership.closing()
+        if self.server is not None:  # the requests that it still answers need an engine
+            await self.server.close()
+            core.is_closed = True
         await self._stop_background()
         why = "the engine was closed while this call waited"
         core.waiters.fail_all(ClosedError(why))
+        core.queue_limits.close()
+        with suppress(LodeqError):  # then the next process knows of no starts
+            save_starts(core)
         for futures in list(core.result_waiters.values()):
             for future in futures:
                 if not future.done():
@@ -303,16 +361,19 @@ class EngineRuntime:
         core.result_waiters.clear()
         if self.event_publisher is not None:
             await self.event_publisher.finish()
-        for shard in core.shards:
+        for shard in core.hosted:
             await shard.co.drain()
-        self.opened.is_sound = all(shard.co.status != FAILED for shard in core.shards)
+        await core.thread_reads.finish()
+        self.opened.is_sound = all(shard.co.status != FAILED for shard in core.hosted)
         await core.spawner.run_in_thread(self.opened.close)
-        for shard in core.shards:
+        for shard in core.hosted:
             if shard.bodies is not None:
                 shard.bodies.files.close()
         self._is_torn_down = True
         if self.opened.path is not None and self.opened.lock is not None:
             engine_log.closed(self.opened.path)
+        if self.leadership is not None:
+            await self.leadership.closed()
         await core.spawner.aclose()
 
     async def _stop_background(self) -> None:
@@ -323,6 +384,7 @@ class EngineRuntime:
         if self._ballast_task is not None:
             await self._ballast_task.join()  # not cancelled: its thread would go on writing
         await self.snapshots.stop()
+        await self.other_leaders.close()
         if self._ingest_task is not None:
             self._ingest_task.cancel()  # at any step: the next open goes on with the load
             await self._ingest_task.join()

@@ -14,6 +14,7 @@ from ...engine.records import keyspace as ks
 from ..model.values import EngineStats, QueueStats, ShardStats
 from ..state.engine_state import EngineState
 from ..state.queue_state import QueueState, Shard, TenantQueue
+from ..state.shard_scope import buckets_meant, shards_meant
 from ..state.turns import Turns
 from ..tasks.task_list import queue_stats
 
@@ -33,6 +34,7 @@ _FAMILIES: Final = {
     ks.MOVED: "moved",
     ks.LEASE: "lease",
     ks.RESULT: "result",
+    ks.ATTEMPTS: "attempts",
     ks.GHOST: "ghost",
     ks.EXPIRY: "expiry",
     ks.EVENTS: "event",
@@ -57,23 +59,24 @@ class Sums(NamedTuple):
     leased: int = 0
     dead: int = 0
     results: int = 0
+    waiting: int = 0
 
 
 async def sums_of(core: EngineState) -> Sums:
     """Sum the counts of all queues and tenants, in turns."""
-    ready = delayed = leased = dead = results = 0
+    ready = delayed = leased = dead = results = waiting = 0
     turns = Turns(core)
     for n, (_, lane) in enumerate(lanes_of(core)):
         if not n % _LANES:
             await turns.give()
-        for bucket in lane.buckets:
-            if bucket is not None:
-                ready += bucket.ready
-                delayed += bucket.delayed
-                leased += bucket.leased
-                dead += bucket.dead
-                results += bucket.results
-    return Sums(ready, delayed, leased, dead, results)
+        for bucket in buckets_meant(lane.buckets):
+            ready += bucket.ready
+            delayed += bucket.delayed - bucket.waiting
+            waiting += bucket.waiting
+            leased += bucket.leased
+            dead += bucket.dead
+            results += bucket.results
+    return Sums(ready, delayed, leased, dead, results, waiting)
 
 
 def lanes_of(core: EngineState) -> Iterator[tuple[QueueState, TenantQueue]]:
@@ -92,13 +95,15 @@ def stats_of(core: EngineState, recoveries: Sequence[str], sums: Sums) -> Engine
     """Statistics of an engine: counts (``sums``), totals since open, and its commit loops."""
     totals, clock = core.totals, core.clock
     oldest = min((lease.leased_us for lease in core.leases.values()), default=None)
-    old = [shard.bodies.files.v1 for shard in core.shards if shard.bodies is not None]
+    shards = shards_meant(core.hosted)
+    old = [shard.bodies.files.v1 for shard in shards if shard.bodies is not None]
     return EngineStats(
         ready=sums.ready,
         delayed=sums.delayed,
         leased=sums.leased,
         dead=sums.dead,
         results=sums.results,
+        waiting=sums.waiting,
         enqueued_total=totals.enqueued,
         claimed_total=totals.claimed,
         completed_total=totals.completed,
@@ -107,14 +112,15 @@ def stats_of(core: EngineState, recoveries: Sequence[str], sums: Sums) -> Engine
         dead_total=totals.dead,
         expired_total=totals.expired,
         duplicates_total=totals.duplicates,
+        redact_failures=0 if core.redaction is None else core.redaction.failures,
         recoveries=tuple(recoveries),
         anomalies=tuple(core.all_anomalies()),
         reaper_lag=core.deadlines.lag_s(clock.mono(), clock.wall_us() // 1000),
         oldest_lease_age=None if oldest is None else (clock.wall_us() - oldest) / 1e6,
         old_body_files=sum(map(len, old)),
         old_body_bytes=sum(sum(v1.values()) for v1 in old),
-        unreadable=tuple(text for shard in core.shards for text in unreadable_of(shard)),
-        shards=tuple(_shard_stats(shard) for shard in core.shards),
+        unreadable=tuple(text for shard in shards for text in unreadable_of(shard)),
+        shards=tuple(_shard_stats(shard) for shard in shards),
     )
 
 
@@ -133,7 +139,7 @@ async def queues_of(core: EngineState) -> dict[tuple[str, str], QueueStats]:
 
 def lane_stats(core: EngineState, topic: QueueState, lane: TenantQueue) -> QueueStats | None:
     """Counts of one queue and tenant; None if it is empty and not paused."""
-    is_known = any(b is not None and not b.is_idle for b in lane.buckets)
+    is_known = any(not bucket.is_idle for bucket in buckets_meant(lane.buckets))
     if not (is_known or lane.is_paused or (topic.is_paused and not lane.tenant)):
         return None
     return queue_stats(core, lane.queue, [lane])

@@ -12,7 +12,8 @@ method says otherwise it belongs to the engine's event loop, as the engine does.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -26,28 +27,57 @@ from ...engine.runtime.task_id import TaskId
 from ...engine.store.port import StoreView
 from ...engine.store.upkeep import Figures, figures_of
 from ...engine.values import Health
-from ...errors import ClosedError, InvalidNameError, LeaseLostError, StorageError
+from ...errors import (
+    ClosedError,
+    InvalidNameError,
+    LeaseLostError,
+    NotLeaderError,
+    StorageError,
+)
 from ...segments.journal.journal import Journal
 from ..background.lease_keepalive import LeaseKeepalive
 from ..bulk.export_scan import ExportedTask, UnreadableTask, scan_tasks
 from ..bulk.imported_tasks import ImportedTask, encode_imported, enqueue_imported
 from ..bulk.purge import Parts, purge_parts
+from ..model.calls.functions import PublishedFunction
 from ..model.encoded_tasks import EncodedTask, TaskTemplate
+from ..model.filters import FoundTasks, TaskFilter
 from ..model.reports import PurgeReport
-from ..model.values import Codec, EngineStats, Limits, NewTask, QueueStats, Result, Task
+from ..model.values import (
+    Codec,
+    EngineStats,
+    HistoryPage,
+    Limits,
+    NewTask,
+    Part,
+    QueueStats,
+    Result,
+    Task,
+)
+from ..state.function_counts import FunctionRuns
+from ..state.long_polls import ClaimRequest
 from ..state.queue_state import Shard
+from ..state.shard_scope import is_scoped, only
 from ..state.turns import Turns
-from ..tasks import lookup
+from ..tasks import claim, lookup
 from ..tasks.lease import Lease
 from ..tasks.lookup import Payloads
+from ..tasks.operators import bulk_acts
+from ..tasks.operators.functions import functions
+from ..tasks.operators.history import HistoryFilter, history
 from ..tasks.task_end import give_back
 from ..tasks.task_list import list_page
+from ..workflows.other_leaders import LeaderCalls
 from . import lease_proof
+from .cluster_view import ClusterMap, NamesFront, cluster_map
+from .direct_calls import DirectCalls
 from .engine import Engine, runtime_of
 from .lease_proof import LeaseProof
-from .queue import Queue, options_of
+from .queue import Queue, lane_of, options_of
 from .runtime import EngineRuntime
-from .statistics import Sums, lane_stats, lanes_of, stats_of
+from .serve_options import RunningServer
+from .statistics import Sums, lane_stats, lanes_of, queues_of, stats_of
+from .workflow_calls import parts_of
 
 __all__ = [
     "EngineView",
@@ -123,6 +153,11 @@ class EngineView:
         self.clock: Clock = runtime.core.clock
         self.spawner: Spawner = runtime.core.spawner
 
+    @property
+    def server(self) -> RunningServer | None:
+        """The server of ``lodeq.open(serve=…)``; None: this process does not serve the store."""
+        return self._runtime.server
+
     # -- the loop ----------------------------------------------------------------------
 
     def check(self) -> None:
@@ -159,6 +194,11 @@ class EngineView:
     def limits(self) -> Limits:
         """Bounds of the engine."""
         return self._core.limits
+
+    @property
+    def has_redaction(self) -> bool:
+        """Whether a hook takes out of previews and labels what must not be stored."""
+        return self._core.redaction is not None
 
     @property
     def journal_name(self) -> str | None:
@@ -204,8 +244,8 @@ class EngineView:
         return len(self._core.shards)
 
     def shards(self) -> Iterator[ShardView]:
-        """Every shard, by index."""
-        for shard in self._core.shards:
+        """Every shard that is here, by index."""
+        for shard in self._core.hosted:
             co = shard.co
             yield ShardView(
                 shard.index,
@@ -216,20 +256,76 @@ class EngineView:
             )
 
     def refusing_shards(self) -> int:
-        """The number of shards that take no writes: poisoned, led elsewhere, or closed."""
-        return sum(not shard.co.takes_writes for shard in self._core.shards)
+        """The number of shards here that take no writes: poisoned, led elsewhere, or closed."""
+        return sum(not shard.co.takes_writes for shard in self._core.hosted)
 
     def figures(self, shard: int) -> Figures | None:
         """RocksDB's own figures of a shard, in bytes. Reads no row. For any thread.
 
-        None: the shard is in memory, is closed, or its disk cannot be read.
+        None: the shard is in memory, is closed, is not here, or its disk cannot be read.
         """
         try:
             return figures_of(self._core.shards[shard].store)
-        except (ClosedError, StorageError, OSError):
+        except (ClosedError, NotLeaderError, StorageError, OSError):
             return None
 
+    # -- the cluster -------------------------------------------------------------------
+
+    def cluster(self) -> ClusterMap:
+        """Who leads which shard, as this node knows it."""
+        return cluster_map(self._core, self._runtime.members)
+
+    @property
+    def replicator(self) -> object | None:
+        """The layer, or a ``Hosting``, that knows the other nodes; None: nobody does."""
+        return self._runtime.members
+
+    def processes(self) -> dict[str, str] | None:
+        """Where the processes are that have the store between them; None: this one has all of it.
+
+        As a client takes it: their ``address`` as that of a cluster, and ``front``, their
+        supervisor.
+        """
+        members = self._runtime.members
+        if not isinstance(members, NamesFront):
+            return None
+        address = f"lodeq://{','.join(members.member_urls())}"
+        return {"address": address, "front": members.front_url}
+
+    def check_led(self, shards: Collection[int]) -> None:
+        """Check that this node leads these shards; see ``EngineState.check_led``."""
+        self._core.check_led(shards)
+
+    def only(self, shards: Collection[int]) -> AbstractContextManager[None]:
+        """Within the block, whole-queue calls of this task are about these shards alone."""
+        return only(shards)
+
+    @property
+    def is_scoped(self) -> bool:
+        """Whether this call is about some of the shards."""
+        return is_scoped()
+
+    async def ready(
+        self, queues: Sequence[Queue], wait_s: float, skip_tenants: Collection[str] = ()
+    ) -> bool:
+        """Whether a claim from these queues would get something; waits until one would.
+
+        Args:
+            queues: one at least.
+            wait_s: seconds.
+            skip_tenants: of a queue of ALL_TENANTS, tenants that are passed over.
+        """
+        keys = list(dict.fromkeys(map(lane_of, queues)))
+        request = ClaimRequest(keys, limit=1, lease_s=1.0, worker=b"", is_look=True)
+        if skip_tenants:
+            request.skipped = claim.skipping(request, skip_tenants).skipped
+        return await claim.ready(self._core, request, wait_s)
+
     # -- queues ------------------------------------------------------------------------
+
+    async def queues(self) -> dict[tuple[str, str], QueueStats]:
+        """As ``Engine.queues``: nothing of a moment ago, as the shared status may be."""
+        return await queues_of(self._core)
 
     def tenant_queues(self) -> Iterator[TenantQueueView]:
         """Every (queue, tenant) in order. The engine may change between two of them."""
@@ -281,12 +377,12 @@ class EngineView:
         """The same of one tenant of a queue."""
         return self._core.find_lane(queue, tenant) is not None
 
-    def paused_tenants(self, queue: str) -> list[str]:
-        """Tenants of a queue that are paused one by one."""
-        topic = self._core.topics.get(queue.encode())
-        if topic is None:
-            return []
-        return [lane.tenant.decode() for lane in topic.lanes.values() if lane.is_paused]
+    async def functions(
+        self, queue: str | None, limit: int, after: tuple[str, str] | None
+    ) -> list[PublishedFunction]:
+        """A page of ``Engine.functions``, behind the queue and name of the last one before."""
+        self._core.check()
+        return await functions(self._core, queue, limit, after)
 
     def codec(self, queue: str) -> Codec | None:
         """The codec that this process has given a queue, if any."""
@@ -305,6 +401,43 @@ class EngineView:
         """As ``Engine.result``; ``payloads`` as ``task``."""
         self._core.check()
         return await lookup.result(self._core, task_id, wait_s, payloads)
+
+    async def history(
+        self, meant: HistoryFilter, limit: int, cursor: str | None, bytes_max: int
+    ) -> HistoryPage:
+        """As ``Engine.history``, with values as stored bytes.
+
+        Args:
+            meant: what the page shows.
+            limit: results, 1 to 1,000.
+            cursor: of the page before; None begins with the newest.
+            bytes_max: the page ends when it has read so many stored bytes.
+        """
+        self._core.check()
+        return await history(
+            self._core,
+            meant,
+            limit=limit,
+            cursor=cursor,
+            payloads="stored",
+            bytes_max=bytes_max,
+        )
+
+    async def find(
+        self, meant: TaskFilter, limit: int, cursor: str | None, payloads: Payloads = "stored"
+    ) -> FoundTasks:
+        """As ``Engine.find``, with payloads as stored bytes.
+
+        Args:
+            meant: which tasks.
+            limit: tasks, 1 to 1,000.
+            cursor: of the page before; None begins.
+            payloads: values, the stored bytes, or neither; then no payload is read.
+        """
+        self._core.check()
+        return await bulk_acts.find(
+            self._core, meant, limit=limit, cursor=cursor, payloads=payloads
+        )
 
     async def page(
         self,
@@ -338,6 +471,10 @@ class EngineView:
             payloads=payloads,
             bytes_max=bytes_max,
         )
+
+    def function_runs(self) -> list[FunctionRuns]:
+        """Runs by function since the open, of a bounded number of functions. In any thread."""
+        return self._core.function_counts.read()
 
     def lease_times(self, task_id: TaskId) -> LeaseTimes | None:
         """Begin and end of the live lease on a task; None if no lease is held here."""
@@ -385,6 +522,10 @@ class EngineView:
         """Complete many leases by proof: (proof, result) each; repeated ones succeed again."""
         return await lease_proof.complete_many(self._core, pairs, durable)
 
+    def direct_calls(self) -> DirectCalls:
+        """Calls whose outcome goes to an object: for who answers many on one connection."""
+        return DirectCalls(self._core)
+
     def live_lease(self, task_id: bytes, epoch: int) -> Lease | None:
         """The lease of that epoch on a task, if it is live."""
         lease: Any = self._core.leases.get(task_id)  # a ``Lease``, as all that are in use
@@ -398,6 +539,30 @@ class EngineView:
     def lease_keepalive(self, on_lost: Callable[[Lease], None], *, look_s: float) -> LeaseKeepalive:
         """A keepalive of leases in this process, which looks for lost ones every ``look_s``."""
         return LeaseKeepalive(self._core, on_lost=on_lost, look_s=look_s)
+
+    # -- workflows ---------------------------------------------------------------------
+
+    async def parts(
+        self, id: TaskId, after: int, limit: int, *, failed: bool, payloads: Payloads
+    ) -> list[Part]:
+        """``Engine.parts_page``, with values decoded, as they are stored, or not at all.
+
+        Args:
+            id: of a workflow, its callback, or a task that waits for others.
+            after: the last number of the page before; -1 for the first page.
+            limit: parts at most.
+            failed: only those that did not complete.
+            payloads: what to read of their values.
+        """
+        return await parts_of(self._core, id, after, limit, failed, payloads)
+
+    def reach_leaders(self, calls: LeaderCalls) -> None:
+        """Tell the leaders of other shards of joins by these calls, from now on."""
+        self._runtime.other_leaders.calls = calls
+
+    async def take_joins(self, document: object) -> Mapping[str, Any]:
+        """Do what the leader of another shard says of joins: see ``other_leaders``."""
+        return await self._runtime.other_leaders.take(document)
 
     # -- import and export -------------------------------------------------------------
 
@@ -444,14 +609,14 @@ class EngineView:
             is_loose = core.is_fsync and co.durable_number < co.applied_number
             return co.takes_writes and (bool(co.pending()) or is_loose)
 
-        while any(is_busy(shard) for shard in core.shards):
-            for shard in core.shards:
+        while any(is_busy(shard) for shard in core.hosted):
+            for shard in core.hosted:
                 if shard.co.takes_writes:
-                    await core.commit_barrier(shard, is_durable=core.is_fsync)
+                    await core.commit_barrier(shard, is_durable=core.is_fsync, is_local=True)
 
     def stores(self) -> Iterator[tuple[int, StoreView]]:
-        """(index, rows) of every shard, as they are on disk: without what is still queued."""
-        for shard in self._core.shards:
+        """(index, rows) of every shard here, as they are on disk: without what is still queued."""
+        for shard in self._core.hosted:
             yield shard.index, shard.store
 
     def with_body(self, shard: int, task_id: bytes, record: TaskRecord) -> TaskRecord:

@@ -20,6 +20,9 @@ race):
 - A file is *busy* while it is removed, punched or copied from, and while it holds copies whose rows
   are not yet queued (until then nothing says that they are needed). Nobody else touches a busy
   file.
+
+Where a payload lies is this store's own affair: rows are moved in local groups (``coalescer/
+local_rows``), which on a replica, leading or following, are in no entry of its log.
 """
 
 from __future__ import annotations
@@ -31,8 +34,9 @@ from functools import partial
 from typing import Final
 
 from ...engine.records.frame import attempt
-from ...engine.records.keyspace import BODY, INDEX, INDEX_END, body_at_key
+from ...engine.records.keyspace import BODY, INDEX, INDEX_END, TASK, body_at_key
 from ...engine.records.rows import BODY_ROW, BodyRow, decode_body, decode_index_row
+from ...engine.records.task import has_body
 from ...engine.runtime.event_loop import Future
 from ...engine.runtime.shielded import await_shielded
 from ...errors import (
@@ -53,6 +57,7 @@ from .body_liveness import LiveBody, live_bodies, live_slice
 __all__ = ["LOOK_S", "BodyGC", "CopiedOut"]
 
 LOOK_S = 1.0
+WAIT_S = 0.1
 QUIET_S = 15.0  # since the last death in a file: the rest of it may die soon, too
 COPY_BYTES_S: Final = 32 << 20
 LOOK_FILES: Final = 64  # examined in one pass
@@ -80,9 +85,8 @@ class BodyGC:
         self._core = core
         self._wakers: set[Future] = set()
         self._is_stopping = False
-        self._died_mono: dict[tuple[int, int], float] = {}
-        self._stuck: set[tuple[int, int]] = set()  # files with records that cannot be read
         self.pauses = 0  # checkpoints and checks at work: no file goes meanwhile
+        self.quiet_s = QUIET_S
 
     def stop(self) -> None:
         """Make ``run`` return at its next turn; copies under way are given up."""
@@ -92,31 +96,35 @@ class BodyGC:
 
     async def run(self) -> None:
         """Collect garbage until stopped."""
-        for shard in self._core.shards:
-            if shard.bodies is not None:
-                try:
-                    shard.bodies.to_look.update(file.number for file in shard.bodies.files.files())
-                    await self._check_sample(shard, shard.bodies)
-                except LodeqError:  # of this shard: with unreadable rows no file may go
-                    shard.bodies.is_doubted = True
-                    _log_failure(shard)
         while not self._is_stopping:
-            await self.pause(LOOK_S)
-            for shard in self._core.shards:
+            for shard in self._core.hosted:
                 try:
                     await self.step(shard)
                 except LodeqError:  # of this shard; the next pass may succeed
                     _log_failure(shard)
+            await self.pause(LOOK_S)
 
     def _is_held(self, shard: Shard) -> bool:
-        return self._is_stopping or self.pauses > 0 or not shard.co.takes_writes
+        return self._is_stopping or self.pauses > 0 or not shard.co.takes_local_writes
+
+    async def _begin(self, shard: Shard, bodies: Bodies) -> None:
+        """Have all files of a shard looked at, once it may be known whether any may go."""
+        try:
+            bodies.to_look.update(file.number for file in bodies.files.files())
+            await self._check_sample(shard, bodies)
+        except LodeqError:  # of this shard: with unreadable rows no file may go
+            bodies.is_doubted = True
+            _log_failure(shard)
+        bodies.is_known = True
 
     async def _check_sample(self, shard: Shard, bodies: Bodies) -> None:
         """Check a sample of tasks for missing payload rows; with one missing, no file may go."""
         rows = await Pages(self._core, shard, INDEX, INDEX_END, SAMPLE_ROWS).following()
         found = ((key, attempt(decode_index_row, raw)) for key, raw in rows)
-        keys = [BODY + key[-16:] for key, row in found if row is not None and row.flags & BODY_ROW]
-        if None in shard.overlay.multi_get(keys):
+        ids = [key[-16:] for key, row in found if row is not None and row.flags & BODY_ROW]
+        bodies_of = shard.overlay.multi_get([BODY + task_id for task_id in ids])
+        without = [task_id for task_id, raw in zip(ids, bodies_of, strict=True) if raw is None]
+        if any(has_body(raw) for raw in shard.overlay.multi_get([TASK + one for one in without])):
             bodies.is_doubted = True
             self._core.anomaly(
                 f"shard {shard.index}: rows of payloads are missing; no body file is removed until "
@@ -126,11 +134,13 @@ class BodyGC:
     async def step(self, shard: Shard) -> None:
         """Examine the files of a shard in which something has changed."""
         bodies, core = shard.bodies, self._core
+        if bodies is not None and not bodies.is_known:  # also of one that has come here since
+            await self._begin(shard, bodies)
         if bodies is None or not bodies.to_look:
             return
         looked = 0
         for file in bodies.files.files():
-            number, at = file.number, (shard.index, file.number)
+            number = file.number
             if number not in bodies.to_look or number == bodies.files.current:
                 continue
             if bodies.is_busy(number):
@@ -140,35 +150,35 @@ class BodyGC:
             looked += 1
             if number in bodies.died:
                 bodies.died.discard(number)
-                self._died_mono[at] = core.clock.mono()
+                bodies.died_mono[number] = core.clock.mono()
             with bodies.busy(number):
                 try:
                     await self._collect(shard, bodies, file)
                 except CorruptionError as error:  # what is live in it is unknown; other files go on
-                    if at not in self._stuck:
-                        self._stuck.add(at)
+                    if number not in bodies.stuck:
+                        bodies.stuck.add(number)
                         path = bodies.files.path(number)
                         core.anomaly(f"shard {shard.index}: {path!r}: {error}; the file is kept")
                     _mark_examined(bodies, number)
 
     async def _collect(self, shard: Shard, bodies: Bodies, file: BodyFile) -> None:
         """Remove, compact or punch one file if that pays; the caller keeps it busy."""
-        core, number, at = self._core, file.number, (shard.index, file.number)
+        core, number = self._core, file.number
         live = sum(record.size for record in live_bodies(shard, number))
         await core.spawner.checkpoint()
         if not live:
             await self._remove(shard, bodies, number)
-        elif _is_dense(bodies, file, live) or at in self._stuck:
+        elif _is_dense(bodies, file, live) or number in bodies.stuck:
             _mark_examined(bodies, number)
         elif core.is_disk_low:
             await self._punch(shard, bodies, file)
-        elif core.clock.mono() >= self._died_mono.get(at, -QUIET_S) + QUIET_S:
+        elif core.clock.mono() >= bodies.died_mono.get(number, -self.quiet_s) + self.quiet_s:
             with suppress(StorageFullError):  # no space for copies: leave it as it is
                 await self.copy_out(shard, bodies, number)
 
     async def _remove(self, shard: Shard, bodies: Bodies, number: int) -> bool:
         """Remove a file that no row needs, after a sync: a power cut restores no row that does."""
-        await self._core.commit_barrier(shard, is_durable=True)
+        await self._rows_durable(shard)
         if self._is_held(shard) or bodies.is_doubted:
             return False
         if next(live_bodies(shard, number), None) is not None:
@@ -178,7 +188,7 @@ class BodyGC:
         unlink = partial(bodies.files.unlink, number)
         cancelled = await await_shielded(partial(self._core.spawner.run_in_thread, unlink))
         bodies.to_look.discard(number)
-        self._died_mono.pop((shard.index, number), None)
+        bodies.died_mono.pop(number, None)
         if cancelled is not None:
             raise cancelled
         return True
@@ -215,7 +225,7 @@ class BodyGC:
                 await self.pause(sum(record.size for record in records) / COPY_BYTES_S)
         done.is_stuck &= not self._is_held(shard)
         if done.is_stuck:
-            self._stuck.add((shard.index, number))
+            bodies.stuck.add(number)
         return done
 
     def _copy(
@@ -255,10 +265,13 @@ class BodyGC:
         core = self._core
         if not shard.co.has_capacity:
             await core.backpressure(shard)
-        if not shard.co.takes_writes:
-            return
+        while not shard.co.takes_local_writes:
+            if self._is_stopping or shard.co.failure is not None:
+                return
+            await self.pause(WAIT_S)  # what is committed shows before long where it is kept
         # atomic section
-        group = shard.co.begin(sum(256 * len(record.task_ids) for record, _ in copies))
+        moving: dict[bytes, bytes] = {}
+        group = shard.co.begin_local(sum(256 * len(record.task_ids) for record, _ in copies))
         for record, copy in copies:
             if copy is None:
                 continue
@@ -269,12 +282,20 @@ class BodyGC:
                     continue  # ended since: it must not come back
                 with group:
                     bodies.refer(group, task_id, copy)
-                    group.ops.append((body_at_key(number, record.offset, task_id), None))
-        await shard.co.wait(group)
+                    old = body_at_key(number, record.offset, task_id)
+                    group.ops.append((old, None))
+                moving[task_id] = old
+        bodies.moving.update(moving)
+        moved = shard.co.wait(group, is_durable=bodies.is_replica)
+        shard.co.commit_local(group)
+        await moved
+        for task_id, old in moving.items():
+            if bodies.moving.get(task_id) == old:
+                del bodies.moving[task_id]
 
     async def _punch(self, shard: Shard, bodies: Bodies, file: BodyFile) -> None:
         """Free the pages of dead records in place: there is no space for copies."""
-        await self._core.commit_barrier(shard, is_durable=True)
+        await self._rows_durable(shard)
         if self._is_held(shard):
             return
         at = bodies.files.data_offset(file.number)
@@ -287,6 +308,12 @@ class BodyGC:
         _mark_examined(bodies, file.number)
 
     # -- waiting ---------------------------------------------------------------------------
+
+    async def _rows_durable(self, shard: Shard) -> None:
+        """Wait until what is there is durable: no power cut restores a row that needs a file."""
+        durable = shard.co.local_barrier()
+        if durable is not None:
+            await durable
 
     async def _sync(self, shard: Shard, bodies: Bodies) -> None:
         """Make copies durable. A failure poisons the shard: the next fsync would report success."""

@@ -16,13 +16,13 @@ __all__ = ["migrate_bodies"]
 async def migrate_bodies(core: EngineState, body_gc: BodyGC) -> MigrationReport:
     """See ``Engine.migrate_bodies``."""
     files = records = size = left = 0
-    for shard in core.shards:
+    for shard in core.hosted:
         old = shard.bodies.files.v1 if shard.bodies is not None else {}
         for number in sorted(old):
             is_stuck = False
             while shard.bodies is not None and number in old and not is_stuck:
                 core.check()
-                if not shard.co.takes_writes:
+                if shard.co.failure is not None:
                     raise shard.co.refusal()
                 if not shard.bodies.is_busy(number):
                     done = await body_gc.copy_out(shard, shard.bodies, number)

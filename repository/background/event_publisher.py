@@ -1,12 +1,15 @@
 """The event publisher moves events (``j/`` rows) from the shards to the lifecycle journal.
 
-The events of a commit are a row of its own batch: they exist if and only if the commit does. Four
+The events of a commit are a row of its own batch: they exist if and only if the commit does. Five
 rules make the journal reliable:
 
 - Only *durable* events are moved, so the journal never has one that a power cut takes back.
 - A row is deleted only after a sync of the journal that has it, so no event is lost. After a crash
   in between it is moved again, and readers drop the repeat by its number.
 - The rows of a shard are moved in the order of their commits.
+- What has been moved, and the deletion of its row, is this store's own affair. On a replica rows
+  come with the entries, whoever leads; each replica moves them to a journal of its own, once it
+  has applied them and they are durable here, and deletes them in local groups.
 - The queue never waits for the journal. If it cannot be written, rows stay in the store,
   ``health()`` says so, and the publisher tries again.
 
@@ -19,9 +22,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from ...coalescer.event_buffer import EventBuffer
+from ...coalescer.replicated import ReplicatedCoalescer
 from ...engine.files.paths import JOURNALS, journal_path, make_root
 from ...engine.records.frame import CHECKSUM_BYTES, checksum
 from ...engine.records.keyspace import EVENTS_END, events_key
@@ -39,6 +44,7 @@ from ...segments.journal.waits import Ack, State
 from ...segments.journal.writer import LogWriter
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
+from .journal_start import begin_mark, identity_of, is_joined, join
 
 __all__ = ["EventPublisher", "Sink", "open_journal"]
 
@@ -99,17 +105,20 @@ def open_journal(
 class _Source:
     """Events of one shard that are still to be moved."""
 
-    __slots__ = ("buffer", "is_stuck", "shard")
+    __slots__ = ("buffer", "is_joined", "is_replica", "is_stuck", "shard")
 
     def __init__(self, shard: Shard, shards: int) -> None:
         self.shard = shard
-        self.buffer = shard.co.events = EventBuffer(shard.index, shards)
+        self.is_replica = isinstance(shard.co, ReplicatedCoalescer)
+        buffer = EventBuffer(shard.index, shards, is_replica=self.is_replica)
+        self.buffer = shard.co.events = buffer
+        self.is_joined = not self.is_replica  # see ``journal_start``
         self.is_stuck = False  # the store cannot be read: later events wait
 
     @property
     def can_move(self) -> bool:
         """Whether its rows can be read and deleted."""
-        return not self.is_stuck and self.shard.co.takes_writes
+        return self.is_joined and not self.is_stuck and self.shard.co.takes_local_writes
 
     @property
     def has_due(self) -> bool:
@@ -127,7 +136,7 @@ class EventPublisher:
         self._core = core
         self._make = make  # blocks
         self.journal: Sink | None = None
-        self._sources = [_Source(shard, len(core.shards)) for shard in core.shards]
+        self._sources = [_Source(shard, len(core.shards)) for shard in core.hosted]
         self._moving: list[tuple[_Source, int]] = []  # appended, not known to be durable
         self._waker: Future | None = None
         self._is_stopping = False
@@ -136,11 +145,25 @@ class EventPublisher:
 
     # -- what comes in -----------------------------------------------------------------
 
+    def replace(self, shard: Shard) -> None:
+        """Go on with ``shard`` in place of the one that had its index: it was opened in between."""
+        others = [one for one in self._sources if one.shard.index != shard.index]
+        self._sources = [*others, _Source(shard, len(self._core.shards))]
+        self._wake()
+
+    def drop(self, shard: Shard) -> None:
+        """Move no more events of a shard that is let go: other replicas have them as well."""
+        self._sources = [one for one in self._sources if one.shard is not shard]
+
     def _read_on(self, source: _Source) -> int:
-        """Read events that are not in memory, from the store and its queued groups; bytes read."""
-        buffer = source.buffer
+        """Read events that are not in memory, from the store and its queued groups; bytes read.
+
+        Of a replica from the store alone: what is queued may never be committed.
+        """
+        buffer, shard = source.buffer, source.shard
+        scan = shard.store.scan_part if source.is_replica else shard.overlay.scan
         try:
-            rows, resume = source.shard.overlay.scan(buffer.edge, EVENTS_END, SCAN_ROWS)
+            rows, resume = scan(buffer.edge, EVENTS_END, SCAN_ROWS)
         except CorruptionError as error:
             source.is_stuck = True
             self._core.anomaly(f"shard {buffer.shard}: its events cannot be read: {error}")
@@ -217,6 +240,7 @@ class EventPublisher:
         journal = self.journal
         if journal is None:
             journal = await self._core.spawner.run_in_thread(self._open_it)
+        await self._join(journal)
         if not self._moving:
             payloads: list[bytes] = []
             moving: list[tuple[_Source, int]] = []
@@ -241,6 +265,27 @@ class EventPublisher:
         self._drop_moved()
         return True
 
+    async def _join(self, journal: Sink) -> None:
+        """Mark where the journal may have a gap, before anything of a replica is moved to it."""
+        apart = [source for source in self._sources if not source.is_joined]
+        apart = [source for source in apart if source.shard.co.takes_local_writes]
+        if not apart:
+            return
+        if isinstance(journal, Journal):
+            find = partial(identity_of, journal.path, self._core.ids.token())
+            identity = await self._core.spawner.run_in_thread(find)
+            here = [one.shard for one in apart if one.shard.co.failure is None]
+            strange = [shard for shard in here if not is_joined(shard, identity)]
+            marks = [mark for mark in map(begin_mark, strange) if mark is not None]
+            if marks:
+                await journal.append_many(marks, until="buffered")
+                await journal.sync()
+            for shard in strange:
+                if shard.co.failure is None:
+                    join(shard, identity)
+        for source in apart:
+            source.is_joined = True
+
     def _drop_moved(self) -> None:
         """Delete the rows of events that are durable in the journal."""
         moving, self._moving = self._moving, []
@@ -248,15 +293,18 @@ class EventPublisher:
             buffer = source.buffer
             gone = [buffer.rows.popleft() for _ in range(count)]
             buffer.held_bytes -= sum([len(value) for _, value in gone])
+            co = source.shard.co
             try:
-                group = source.shard.co.begin(24 * count)
+                group = co.begin_local(24 * count)
             except LodeqError:
                 continue  # poisoned: the next process moves them again
             group.ops += [(key, None) for key, _ in gone]
+            co.commit_local(group)
         # In turns: a shard with many events does not keep the others waiting.
-        for source, _ in moving:
-            self._sources.remove(source)
-            self._sources.append(source)
+        moved = {source for source, _ in moving}
+        left = [source for source in self._sources if source not in moved]
+        there = set(self._sources)  # not one that was replaced meanwhile
+        self._sources = left + [source for source, _ in moving if source in there]
 
     async def close_journal(self) -> None:
         """Close the journal, also after an error. If cancelled, call it again."""
@@ -379,7 +427,7 @@ class EventPublisher:
 
     async def _await_durable(self, shard: Shard) -> None:
         """Wait until everything queued is durable; a shard that fails keeps its rows."""
-        settled = shard.co.commit_barrier(is_durable=True)
+        settled = shard.co.commit_barrier(is_durable=True, is_local=True)
         if settled is None or self._is_out_of_time:
             return
         self._waker = settled

@@ -7,6 +7,10 @@ the bucket whose counter includes it) is acted on without reading the result. Be
 of format 1, the result is read, because anybody could make two buckets with the same name there.
 So a store at ``Limits.results_max`` stays fast: one delete for each completion, and no read.
 
+Kinds ``v`` and ``h`` stand behind a ``B`` entry as well, and are read. The row of a ``v`` has a
+value that goes first: it is written again without it, and filed for the end of its history. That of
+an ``h`` has none, but attempts beside it, or is perhaps that of a later end of the same task.
+
 A hint whose row cannot be read stays for the next pass, behind the others of its row: a damaged
 block must not hold up everything that is due after it.
 """
@@ -24,23 +28,49 @@ from ...engine.records.keyspace import (
     decode_expiry_key,
     expiry_key,
 )
-from ...engine.records.result import Status, decode_result
-from ...engine.records.rows import decode_expiry, decode_ghost, encode_expiry
+from ...engine.records.result import (
+    HAS_ATTEMPTS,
+    HAS_VALUE,
+    ResultRecord,
+    Status,
+    decode_result,
+    encode_result,
+    result_due_ms,
+    without_value,
+)
+from ...engine.records.rows import (
+    decode_expiry,
+    decode_ghost,
+    encode_expiry,
+    encode_index_row,
+)
+from ...engine.records.workflow import MEMBER_RESULT, MEMBER_ROW
 from ...errors import LodeqError, RecordCorruptError
-from ..state.dedup_entries import drop_ghost
-from ..state.engine_state import EngineState
+from ..state.engine_state import GOES, LOSES_VALUE, READ, EngineState
 from ..state.queue_state import Shard, ShardQueue
-from ..state.task_location import drop_result, is_alive, task_location
+from ..state.rows.dedup_entries import drop_ghost
+from ..state.rows.expiry_entries import (
+    BUCKET_KIND,
+    BUCKET_KINDS,
+    FINAL_KIND,
+    IN_BUCKET_KINDS,
+    RESULT_KIND,
+    RESULT_KINDS,
+    VALUE_KIND,
+    Entry,
+)
+from ..state.rows.task_location import drop_result, forget_result, is_alive, task_location
 from ..state.turns import Turns
 from ..tasks.task_end import end_task
 
-__all__ = ["next_expiry_ms", "sweep"]
+__all__ = ["SLICE_FINAL", "next_expiry_ms", "sweep"]
 
 SLICE = 128  # hints per slice, each a read or two
 SLICE_FINAL = 1024  # results of completed tasks per slice, each one delete
-TTL_KIND, RESULT_KIND, GHOST_KIND, DEAD_KIND, OLD_BUCKET_KIND, FINAL_KIND, BUCKET_KIND = b"trgxbcB"
-BUCKET_KINDS = (BUCKET_KIND, OLD_BUCKET_KIND)
-Entry = tuple[int, bytes]
+GHOST_KIND, DEAD_KIND = b"gx"
+JOIN_KIND = ord("w")  # a join that is over
+BYTES_OF_ONE = 4096  # read of a result: as much work as one of ``SLICE_FINAL``
+PIN_MS = 3_600_000  # at least, until the pinned result of a member is looked at again
 
 
 def sweep(
@@ -122,9 +152,9 @@ def _sweep_row(
             header = (kind, ref)
             bucket = shard.buckets_by_hash.get(ref) if kind == BUCKET_KIND else None
             continue
-        is_result = kind in (FINAL_KIND, RESULT_KIND)
+        is_result = kind in RESULT_KINDS
         if cost >= SLICE_FINAL or not (is_due or (is_result and over > gone)):
-            if kind == FINAL_KIND and header is not None and kept_header != header:
+            if kind in IN_BUCKET_KINDS and header is not None and kept_header != header:
                 keep.append(header)
                 kept_header = header
             keep.append((kind, ref))
@@ -139,7 +169,19 @@ def _sweep_row(
             cost += SLICE_FINAL // SLICE
             try:
                 with group:
-                    gone += _expire(core, shard, group, kind, ref, now_ms, is_forced=not is_due)
+                    if is_result:
+                        ended, size = _expire_result(
+                            core, shard, group, kind, ref, bucket, now_ms, is_forced=not is_due
+                        )
+                        gone += max(ended, 0)
+                        cost += size // BYTES_OF_ONE
+                        if ended < 0:  # pinned, and not due: it stays in this row
+                            if kind in IN_BUCKET_KINDS and header and kept_header != header:
+                                keep.append(header)
+                                kept_header = header
+                            keep.append((kind, ref))
+                    else:
+                        _expire(core, shard, group, kind, ref, now_ms)
             except LodeqError as error:
                 failed(error)
                 unread.append((RESULT_KIND if is_result else kind, ref))
@@ -165,41 +207,109 @@ def next_expiry_ms(core: EngineState, shard: Shard) -> int:
 
 
 def _expire(
-    core: EngineState,
-    shard: Shard,
-    group: Group,
-    kind: int,
-    ref: bytes,
-    now_ms: int,
-    *,
-    is_forced: bool,
-) -> int:
-    """Act on one hint if the row it names agrees; returns the number of results deleted."""
+    core: EngineState, shard: Shard, group: Group, kind: int, ref: bytes, now_ms: int
+) -> None:
+    """Act on one hint if the row it names agrees."""
     try:
-        if kind in (RESULT_KIND, FINAL_KIND):
-            return _expire_result(core, shard, group, ref, now_ms, is_forced=is_forced)
-        if kind == GHOST_KIND:
+        if kind == JOIN_KIND:
+            core.flows.sweep(shard, group, ref)
+        elif kind == GHOST_KIND:
             _expire_ghost(core, shard, group, ref, now_ms)
         else:
             _expire_task(core, shard, group, ref, now_ms, is_dead=kind == DEAD_KIND)
     except RecordCorruptError as error:
         core.anomaly(f"shard {shard.index}: {ref.hex()}: {error}")
-    return 0
 
 
 def _expire_result(
-    core: EngineState, shard: Shard, group: Group, task_id: bytes, now_ms: int, *, is_forced: bool
-) -> int:
+    core: EngineState,
+    shard: Shard,
+    group: Group,
+    kind: int,
+    task_id: bytes,
+    bucket: ShardQueue | None,
+    now_ms: int,
+    *,
+    is_forced: bool,
+) -> tuple[int, int]:
+    """Drop a result that is due, or its value alone.
+
+    Returns how many results it deleted, -1 where the entry has to stay, and the bytes read.
+
+    Args:
+        kind: of the entry.
+        task_id: whose result it is.
+        bucket: whose counter has the result, if the entry is of one of ``IN_BUCKET_KINDS``.
+        now_ms: wall milliseconds.
+        is_forced: it goes before its time, with its history.
+    """
     raw = shard.overlay.get(RESULT + task_id)
     if raw is None:
-        return 0
-    record = decode_result(raw)
-    expires_ms = record.finished_us // 1000 + record.retention_ms
-    if not is_forced and expires_ms > now_ms:
-        core.file_expiry(shard, group, expires_ms, b"r" + task_id)
-        return 0
-    drop_result(core, shard, group, task_id, record.queue, record.tenant)
-    return 1
+        return 0, 0
+    try:
+        record = decode_result(raw)
+    except RecordCorruptError as error:
+        core.anomaly(f"shard {shard.index}: {task_id.hex()}: {error}")
+        if kind != VALUE_KIND or bucket is None:
+            return 0, len(raw)
+        # Nothing of it can be written again. Whose it was the entry says, and there is but one.
+        lane = bucket.lane
+        drop_result(core, shard, group, task_id, lane.queue, lane.tenant)
+        return 1, len(raw)
+    due_ms = result_due_ms(record)
+    if not is_forced and due_ms > now_ms:
+        _file_again(core, shard, group, task_id, record, due_ms)
+        return 0, len(raw)
+    if record.flags & MEMBER_RESULT and core.flows.pins(shard, task_id):
+        if is_forced:
+            return -1, len(raw)
+        record = _kept_longer(record, now_ms)
+        group.ops.append((RESULT + task_id, encode_result(record)))
+        _file_again(core, shard, group, task_id, record, result_due_ms(record))
+        return 0, len(raw)
+    if not is_forced and record.flags & HAS_VALUE and record.history_s:
+        left = without_value(record)
+        until_ms = result_due_ms(left)
+        if until_ms > now_ms:
+            group.ops.append((RESULT + task_id, encode_result(left)))
+            _file_again(core, shard, group, task_id, left, until_ms)
+            return 0, len(raw)
+    forget_result(core, shard, group, task_id, record)
+    return 1, len(raw)
+
+
+def _kept_longer(record: ResultRecord, now_ms: int) -> ResultRecord:
+    """A pinned result, due later: it says itself when, so whoever reads it finds its entry.
+
+    By half of its age, so that one that is pinned for long is not written again and again.
+    """
+    age_ms = max(0, now_ms - record.finished_us // 1000)
+    kept_ms = age_ms + max(PIN_MS, age_ms // 2)
+    if record.flags & HAS_VALUE or not record.history_s:
+        return record._replace(retention_ms=kept_ms)
+    return record._replace(history_s=-(-kept_ms // 1000))
+
+
+def _file_again(
+    core: EngineState, shard: Shard, group: Group, task_id: bytes, record: ResultRecord, at_ms: int
+) -> None:
+    """File a result that is not due yet, or not any more.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        task_id: whose result it is.
+        record: the result as it is now.
+        at_ms: when it is due, wall milliseconds.
+    """
+    if not record.history_s:
+        core.file_expiry(shard, group, at_ms, b"r" + task_id)
+        return
+    kind = READ
+    if record.status == Status.COMPLETED and not record.flags & (HAS_ATTEMPTS | MEMBER_RESULT):
+        kind = LOSES_VALUE if record.flags & HAS_VALUE else GOES
+    bucket = core.lane(record.queue, record.tenant).bucket(shard)
+    group.dirty[bucket] = None  # it names its bucket, whose counter row must be there
+    core.final_rows(shard, group, at_ms, bucket, kind).append(task_id)
 
 
 def _expire_ghost(core: EngineState, shard: Shard, group: Group, ref: bytes, now_ms: int) -> None:
@@ -228,6 +338,11 @@ def _expire_task(
         core.file_expiry(shard, group, expires_ms, (b"x" if is_dead else b"t") + task_id)
         return
     if is_dead:
+        if location.row.flags & MEMBER_ROW and core.flows.awaits(shard, task_id):
+            row = location.row._replace(expires_ms=now_ms + PIN_MS)
+            group.ops.append((location.key, encode_index_row(row)))
+            core.file_expiry(shard, group, row.expires_ms, b"x" + task_id)
+            return
         end_task(core, group, location, None, "retention")
         return
     end_task(core, group, location, Status.EXPIRED, "ttl")

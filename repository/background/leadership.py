@@ -15,18 +15,28 @@ Losing drops memory at once. Leases raise ``LeaseLostError``, calls in flight ar
 ``coalescer/replicated.py``), the reaper passes the shard over, and waiting claims go on as long as
 any shard is led here.
 
-The leader has no time-based lease: a deposed leader that does not know it yet goes on granting
-leases in memory, but hands out none before its entry is committed, and the log no longer commits
-its entries. So there may be two leaders, but never two valid leases of one task.
+A deposed leader that does not know it yet goes on granting leases in memory, but hands out none
+before its entry is committed, and the log no longer commits its entries. So there may be two
+leaders, but never two valid leases of one task. What it would answer without an entry (a heartbeat)
+it answers only while it has a session with the log, in which nobody else is elected. Where the
+layer elects earlier (``InheritanceDelay``), the new leader keeps what leases it finds until then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ...coalescer.replicated import ReplicatedCoalescer
+from ...coalescer.replicator import (
+    ENTRY_BYTES_LEAST,
+    Entry,
+    InheritanceDelay,
+    Replicator,
+    submission_bytes_max,
+)
 from ...coalescer.sync import Syncer
 from ...engine.records.frame import attempt
 from ...engine.records.keyspace import GHOST, GHOST_END, OLD_GHOSTS, OPEN, SECRET, ring_key
@@ -49,7 +59,8 @@ from ...errors import (
     NotLeaderError,
     UsageError,
 )
-from ...replication.port import Entry, Replicator
+from ..model.values import Limits
+from ..state import engine_log
 from ..state.pages import counter_slices
 from ..state.turns import in_slices
 from ..tasks.follower import drop_counts, note_rows, reload_counts
@@ -60,10 +71,24 @@ if TYPE_CHECKING:
     from ..state.engine_state import EngineState
     from ..state.queue_state import Shard
 
-__all__ = ["Leadership"]
+__all__ = ["Hosted", "Leadership", "let_go", "limits_within"]
 
 SLICE: Final = 256
+BESIDE_BYTES: Final = 64 << 10  # beside a payload or a result: headers, names, rows
 _END: Final = object()
+
+
+class Hosted(Protocol):
+    """Brings shards here and lets them go: ``HostedShards``, which needs a ``Leadership``."""
+
+    async def host(self, shard: int) -> None:
+        """See ``Replica.host``."""
+
+    async def unhost(self, shard: int) -> None:
+        """See ``Replica.unhost``."""
+
+    async def finish(self) -> None:
+        """Wait for what is under way; the engine is being closed."""
 
 
 class Leadership:
@@ -72,11 +97,20 @@ class Leadership:
     def __init__(self, core: EngineState, replicator: Replicator) -> None:
         self._core = core
         self._replicator = replicator
+        self.hosted: Hosted | None = None  # set by open, where the replicator is a ``Hosting``
         self._coalescers: dict[int, ReplicatedCoalescer] = {}
         self._reloads: dict[int, object] = {}  # by shard: its latest reload; an older one stops
+        self._is_closing = False
 
     def coalescer(
-        self, store: Store, *, shard: int, first_number: int, syncer: Syncer, submit_queue_max: int
+        self,
+        store: Store,
+        *,
+        shard: int,
+        first_number: int,
+        syncer: Syncer,
+        commit_batch_max: int,
+        submit_queue_max: int,
     ) -> ReplicatedCoalescer:
         """Make the commit loop of one shard; it follows until ``lead``.
 
@@ -85,6 +119,7 @@ class Leadership:
             shard: its index.
             first_number: the number of its next commit.
             syncer: decides when to fsync.
+            commit_batch_max: submissions that share one entry at most; see ``lodeq.open``.
             submit_queue_max: submissions that wait at most; see ``lodeq.open``.
         """
         core = self._core
@@ -96,6 +131,7 @@ class Leadership:
             seq_source=core,
             syncer=syncer,
             is_fsync=core.is_fsync,
+            commit_batch_max=commit_batch_max,
             submit_queue_max=submit_queue_max,
             tick_work=core.waiters,
             on_writes_end=core.on_writes_end,
@@ -107,23 +143,53 @@ class Leadership:
 
     async def start(self) -> None:
         """Attach to the replication layer, and lead the shards that it says are ours already."""
-        self._replicator.attach(self)
-        for index in self._coalescers:
+        await self._replicator.start(self, self._core.spawner, self._core.clock)
+        for index in list(self._coalescers):
             if self._replicator.is_leader(index):
                 try:
                     await self.lead(index)
                 except (NotLeaderError, CommitUnknownError):
                     pass  # lost again meanwhile; the layer says when to try again
 
+    async def closing(self) -> None:
+        """The engine begins to close: no shard is gained any more, and the layer takes no part."""
+        self._is_closing = True
+        try:
+            await self._replicator.closing()
+        except Exception as error:  # noqa: BLE001 - the store is closed all the same
+            engine_log.anomaly(f"the replication layer failed in closing(): {error!r}")
+        if self.hosted is not None:
+            await self.hosted.finish()
+
+    async def closed(self) -> None:
+        """The stores are closed."""
+        await let_go(self._replicator)
+
     def _find(self, shard: int) -> ReplicatedCoalescer:
         core = self._core
         core.check_loop()
         if core.is_closed:
             raise ClosedError("the engine is closed")
+        return self._known(shard)
+
+    def _known(self, shard: int) -> ReplicatedCoalescer:
+        core = self._core
         co = self._coalescers.get(shard)
         if co is None:
-            raise UsageError(f"there is no shard {shard!r}: this store has {len(core.shards)}")
+            self.check_shard(shard)
+            raise core.shards[shard].co.refusal()
         return co
+
+    def check_shard(self, shard: int) -> None:
+        """Raise ``UsageError`` unless the store has such a shard, here or not."""
+        count = len(self._core.shards)
+        if type(shard) is not int or not 0 <= shard < count:
+            raise UsageError(f"there is no shard {shard!r}: this store has {count}")
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether no shard is gained, or hosted, any more."""
+        return self._is_closing or self._core.is_closed
 
     # -- what the replication layer calls ----------------------------------------------
 
@@ -135,15 +201,69 @@ class Leadership:
         """See ``Replica.apply``."""
         self._find(entry.shard).apply(entry)
 
+    def durable(self, shard: int) -> int:
+        """See ``Replica.durable``."""
+        return self._find(shard).durable
+
+    def apply_many(self, entries: Sequence[Entry]) -> None:
+        """See ``Replica.apply_many``."""
+        if entries:
+            self._find(entries[0].shard).apply_many(entries)
+
+    def limit_intake(self, reason: str | None) -> None:
+        """See ``Replica.limit_intake``."""
+        self._core.check_loop()
+        self._core.note_log_room(reason)
+
     def follow(self, shard: int) -> None:
-        """See ``Replica.follow``."""
-        self._find(shard).depose()
+        """See ``Replica.follow``. A shard that is not here has nothing to lose."""
+        self._core.check_loop()
+        self.check_shard(shard)
+        co = self._coalescers.get(shard)
+        if co is not None:
+            co.depose()
+
+    async def host(self, shard: int) -> None:
+        """See ``Replica.host``."""
+        await self._hosting(shard).host(shard)
+
+    async def unhost(self, shard: int) -> None:
+        """See ``Replica.unhost``."""
+        await self._hosting(shard).unhost(shard)
+
+    def _hosting(self, shard: int) -> Hosted:
+        self._core.check_loop()
+        if self.is_closing:
+            raise ClosedError("the engine is closed, or being closed")
+        self.check_shard(shard)
+        if self.hosted is None:
+            raise UsageError("this replica has all shards for good: its replicator is no Hosting")
+        return self.hosted
+
+    def forget(self, shard: int) -> None:
+        """Drop the commit loop of a shard, which is let go: no entry reaches it any more."""
+        self._reloads[shard] = object()  # ends one that is under way
+        self._coalescers.pop(shard, None)
+
+    async def count(self, shard: int) -> None:
+        """Count the rows of a shard that has come here, unless it is gained or let go meanwhile."""
+        token = self._reloads[shard] = object()
+        await in_slices(self._core, self._counts(shard, token))
+
+    def _counts(self, shard: int, token: object) -> Generator[None, None, None]:
+        co = self._coalescers[shard]
+        for _ in reload_counts(self._core, self._core.shards[shard]):
+            yield
+            if co.election is not None or self._reloads[shard] is not token:
+                return
 
     async def lead(self, shard: int) -> None:
         """See ``Replica.lead``."""
         co = self._find(shard)
+        if self._is_closing:
+            raise ClosedError("the engine is being closed: let another replica lead")
         if co.failure is not None:
-            raise co.refusal()
+            raise co.breakdown()
         if co.election is not None:
             return
         core, state = self._core, self._core.shards[shard]
@@ -162,6 +282,7 @@ class Leadership:
                     "replica lead, and restore a checkpoint of one in place of this"
                 ) from exc
             raise
+        core.claim_sets.reset()
         for topic in core.topics.values():
             for lane in topic.lanes.values():
                 if lane.ready:
@@ -189,7 +310,11 @@ class Leadership:
         await self._write_dedup_secret(co, shard, election)
         drop_counts(self._core, shard)
         await in_slices(self._core, _while_elected(co, election, counter_slices(self._core, shard)))
-        shard.next_epoch = (incarnation << 40) + 1
+        self._core.queue_limits.gain(shard.index)
+        shard.next_epoch = shard.first_epoch = (incarnation << 40) + 1
+        shard.inherits_mono = 0.0
+        if isinstance(self._replicator, InheritanceDelay):
+            shard.inherits_mono = self._replicator.inherits_at(shard.index)
         shard.swept_ms = self._core.seq // 1000
         noted: list[Noted] = []
         notes = iter(note_leases(self._core, shard, noted))
@@ -212,6 +337,7 @@ class Leadership:
             self._core, _while_elected(co, election, deadline_slices(self._core, shard))
         )
         co.serve()  # with no await since the last check: from now on rows come in
+        self._core.queue_limits.share_out()
 
     async def _write_dedup_secret(
         self, co: ReplicatedCoalescer, shard: Shard, election: Group | None
@@ -243,28 +369,27 @@ class Leadership:
     # -- what the commit loop calls ----------------------------------------------------
 
     def _applied(self, shard: int, entry: Entry) -> None:
-        note_rows(self._core, self._core.shards[shard], entry.ops)
+        if shard in self._coalescers:  # else it is being let go, and no caller sees its rows
+            note_rows(self._core, self._core.shards[shard], entry.ops)
 
     def _deposed(self, shard: int) -> None:
         core = self._core
+        if shard not in self._coalescers:
+            return
         drop_counts(core, core.shards[shard])
+        core.queue_limits.share_out()
         token = self._reloads[shard] = object()
         core.spawner.spawn(partial(self._reload, shard, token), "lodeq-counts")
         core.on_writes_end()
 
     async def _reload(self, shard: int, token: object) -> None:
         """Count the rows again after losing a shard. A later gain or loss ends this reload."""
-        core, co = self._core, self._coalescers[shard]
-
-        def slices() -> Generator[None, None, None]:
-            for _ in reload_counts(core, core.shards[shard]):
-                yield
-                if co.election is not None or self._reloads[shard] is not token:
-                    return
-
+        core, co = self._core, self._coalescers.get(shard)
+        if co is None or self._reloads[shard] is not token:
+            return
         try:
-            if co.election is None and self._reloads[shard] is token and not core.is_closed:
-                await in_slices(core, slices())
+            if co.election is None and not core.is_closed:
+                await in_slices(core, self._counts(shard, token))
         except ClosedError:
             pass
         except LodeqError as error:  # nobody awaits this
@@ -272,6 +397,37 @@ class Leadership:
                 f"shard {shard}: its counters cannot be read and are unknown here ({error}): "
                 "restore a checkpoint of another replica"
             )
+
+
+def limits_within(limits: Limits | None, replicator: Replicator | None) -> Limits:
+    """The limits of an engine: of a replica, values that fit no entry of its log are refused.
+
+    Raises:
+        UsageError: the log takes less than an entry may have whatever anybody enqueues.
+    """
+    limits = limits if limits is not None else Limits()
+    if replicator is None:
+        return limits
+    if replicator.entry_bytes_max < ENTRY_BYTES_LEAST:
+        raise UsageError(
+            f"a replicator must take entries of {ENTRY_BYTES_LEAST:,} bytes at least, this one "
+            f"takes {replicator.entry_bytes_max:,}"
+        )
+    most = submission_bytes_max(replicator) - BESIDE_BYTES
+    return replace(
+        limits,
+        payload_bytes_max=min(limits.payload_bytes_max, most),
+        headers_bytes_max=min(limits.headers_bytes_max, BESIDE_BYTES // 2),
+        result_bytes_max=min(limits.result_bytes_max, most),
+    )
+
+
+async def let_go(replicator: Replicator) -> None:
+    """Tell the layer that the engine is gone; an error of its is logged."""
+    try:
+        await replicator.closed()
+    except Exception as error:  # noqa: BLE001 - there is nobody left to tell
+        engine_log.anomaly(f"the replication layer failed in closed(): {error!r}")
 
 
 def _while_elected(

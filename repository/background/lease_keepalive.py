@@ -11,6 +11,7 @@ A handler that hangs needs a timeout of its own; the worker has one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ..tasks.lease import Lease
 
 __all__ = ["LeaseKeepalive"]
+
+_log = logging.getLogger(__name__)
 
 
 class LeaseKeepalive:
@@ -45,6 +48,7 @@ class LeaseKeepalive:
         self._held: dict[Lease, None] = {}
         self._timer: TimerHandle | None = None
         self._timer_at = float("inf")
+        self._beaten_mono = 0.0  # when the loop was last seen to run
 
     def hold(self, leases: Iterable[Lease]) -> None:
         """Keep leases alive from now on."""
@@ -57,6 +61,7 @@ class LeaseKeepalive:
                 self._core.kept_alive[lease.task_id] = self
             shortest = min(shortest, lease.lease_s)
         if self._held:
+            self._beaten_mono = self._core.clock.mono()
             self._core.keepalives[self] = None
             self._look_at(min(shortest / 3, self._look_s))
 
@@ -89,13 +94,26 @@ class LeaseKeepalive:
     def beat(self) -> None:
         """Extend all held leases that are live; drop the others. Does not wait."""
         now = self._core.clock.mono()
+        held_s, self._beaten_mono = now - self._beaten_mono, now
+        shortest = float("inf")
         over = []
         for lease in self._held:
+            shortest = min(shortest, lease.lease_s)
+            if lease.is_live and not lease.bucket.shard.co.has_session:
+                continue  # another replica may have ended it: the next beat tells
             if lease.is_live:
                 # Never shortened: the reaper sees the new deadline when the old one comes up.
                 lease.deadline_mono = max(lease.deadline_mono, now + lease.lease_s)
             else:
                 over.append(lease)
+        if held_s >= shortest:
+            _log.warning(
+                "the event loop was held for %.1f s, longer than a lease of %g s: a function that "
+                "computes or blocks belongs in a thread ('def' instead of 'async def')",
+                held_s,
+                shortest,
+                extra={"event": "loop_late", "seconds": held_s},
+            )
         for lease in over:
             self.forget(lease)
             if self._on_lost is not None:

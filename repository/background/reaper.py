@@ -8,6 +8,7 @@ then works in bounded slices. After each slice it waits for the commit and lets 
 - expiry rows that are due are *hints*: the row they name says itself whether it has expired (a
   task's TTL, the retention of a result or a dead letter, a dedup window), else nothing happens;
 - results beyond ``Limits.results_max`` are deleted, oldest first, by the same rows;
+- ended tasks beyond the bounds of their queue's history are forgotten, oldest first;
 - rows that a damaged block hides are searched for (``hidden_rows``);
 - queues and tenants without tasks are dropped from memory.
 
@@ -23,20 +24,29 @@ something was due, the reaper pauses, twice as long each time: it never spins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 
 from ...coalescer.group import Group
+from ...engine.records.attempts import Outcome
 from ...engine.records.keyspace import DELAYED, MOVED
 from ...engine.records.policy import decode_policy
-from ...engine.records.rows import MOVED_ROW, Moved, decode_index_row, encode_moved
+from ...engine.records.rows import (
+    MOVED_ROW,
+    Moved,
+    decode_index_row,
+    encode_moved,
+    pack_moved,
+)
 from ...engine.runtime.event_loop import Future
-from ...errors import LodeqError, RecordCorruptError
+from ...errors import BusyError, LodeqError, RecordCorruptError
+from ..state.caches.delayed_cache import DelayedCache, DelayedRow, held_bytes_of
 from ..state.engine_state import EngineState
 from ..state.lease_state import LeaseState
 from ..state.queue_state import NEVER_MS, Shard, ShardQueue
 from ..tasks.task_end import die, end_if_past_ttl, put_back
-from .expiry_sweep import next_expiry_ms, sweep
+from .expiry_sweep import SLICE_FINAL, next_expiry_ms, sweep
+from .history_trim import HistoryTrim
 
 __all__ = ["Reaper", "forget_idle_lanes", "promote", "reap"]
 
@@ -45,6 +55,7 @@ LOOK_AGAIN_S = 1.0
 LATE_S = 2.0
 IDLE_LANES_EVERY = 30
 LANES = 1024  # checked for being idle in one turn
+PINNED_S = 10.0  # between two looks at results that workflows pin beyond ``results_max``
 FRUITLESS_S = 0.01  # the first pause after a pass that achieved nothing
 
 
@@ -56,12 +67,16 @@ class Reaper:
 
     def __init__(self, core: EngineState) -> None:
         self._core = core
+        self._history = HistoryTrim(core)
         self._waker: Future | None = None
         self._is_stopping = False
         self._passes = 0
         self._is_fruitful = True  # whether the last pass achieved anything
         self._pause_s = 0.0
         self._was_held_up = False  # in the last pass: the next one skips leases
+        # Of a shard whose results beyond the limit may not go: until when they are left alone.
+        self._pinned_until: dict[int, float] = {}
+        self._removed_at: dict[int, float] = {}  # … and when some of them were removed last
         self._reported: set[tuple[str, type[Exception]]] = set()  # failures already reported
         core.deadlines.wake_reaper = self.wake
 
@@ -70,6 +85,12 @@ class Reaper:
         waker = self._waker
         if waker is not None and not waker.done():
             waker.set_result(None)
+
+    def forget(self, shard: Shard) -> None:
+        """The shard is not here any more."""
+        self._history.forget(shard)
+        self._pinned_until.pop(shard.index, None)
+        self._removed_at.pop(shard.index, None)
 
     def stop(self) -> None:
         """Make ``run`` return."""
@@ -92,7 +113,10 @@ class Reaper:
         now = clock.mono()
         until = min(next_mono, now + max(0.0, next_wall_ms - clock.wall_us() / 1000) / 1000)
         until = max(now, min(until, now + LOOK_AGAIN_S))
-        if until > now or self._is_fruitful:
+        has_more = core.flows.has_more  # nobody was woken while a pass was under way
+        if has_more:
+            until = now
+        if until > now or self._is_fruitful or has_more:
             self._pause_s = 0.0
         else:
             self._pause_s = min(LOOK_AGAIN_S, max(FRUITLESS_S, 2 * self._pause_s))
@@ -150,11 +174,16 @@ class Reaper:
         self._is_fruitful = skip_leases  # leases are skipped on purpose: no pause
         if not skip_leases:
             yield from self._reap()
+        for shard in self._core.hosted:
+            if shard.co.is_tended:
+                shard.dedup_filter.step(shard.overlay)
         yield from self._promote()
-        for shard in self._core.shards:
-            yield from self._sweep(shard)
+        for shard in self._core.hosted:
+            left = yield from self._trim(shard, self._results_over(shard))
+            yield from self._sweep(shard, left)
         if self._core.hidden:
             yield from self._find_hidden()
+        yield from self._flow_slices()
         if self._passes % IDLE_LANES_EVERY == 0:
             for _ in forget_idle_lanes(self._core):
                 yield {}
@@ -168,6 +197,19 @@ class Reaper:
                 yield {}
         except LodeqError as error:  # the next pass goes on
             self._failed("rows behind a damaged block", error)
+
+    def _flow_slices(self) -> Iterator[dict[Shard, Group]]:
+        """Do what workflows have left to do: see ``Joins``."""
+        try:
+            for groups in self._core.flows.slices():
+                if self._is_stopping:
+                    return
+                self._is_fruitful |= bool(groups)
+                yield groups
+        except BusyError:
+            return  # a lease of the leader before: the next pass goes on
+        except LodeqError as error:  # the next pass goes on
+            self._failed("workflows", error)
 
     def _failed(self, what: str, error: Exception) -> None:
         """Report a failure once: it is tried again and again, and few anomalies are kept."""
@@ -211,6 +253,9 @@ class Reaper:
                 if shard.co.is_following:  # its state is being rebuilt
                     failed.append(lease)
                 continue
+            if not shard.co.has_session:
+                failed.append(lease)
+                continue
             if lease.deadline_mono > now_mono:  # a keepalive holds it
                 core.deadlines.rewatch(lease)
                 continue
@@ -230,13 +275,15 @@ class Reaper:
     def _promote(self) -> Iterator[dict[Shard, Group]]:
         core = self._core
         failed: list[tuple[ShardQueue, int]] = []
+        now_ms = core.clock.wall_us() // 1000  # what falls due meanwhile is the next pass's
         try:
             while not self._is_stopping:
-                bucket = core.deadlines.due_bucket(core.clock.wall_us() // 1000)
+                bucket = core.deadlines.due_bucket(now_ms)
                 if bucket is None:
                     return
                 shard, due_ms = bucket.shard, bucket.next_due_ms
-                if not shard.co.takes_writes:
+                if not shard.co.is_tended:
+                    failed.append((bucket, due_ms))
                     continue
                 try:
                     group = shard.co.begin(SLICE * 256)
@@ -254,13 +301,56 @@ class Reaper:
                 if is_current and shard.co.takes_writes and due_ms <= bucket.next_due_ms:
                     core.deadlines.note_due(bucket, due_ms)
 
-    def _sweep(self, shard: Shard) -> Iterator[dict[Shard, Group]]:
-        core = self._core
-        per_shard = -(-core.limits.results_max // len(core.shards))
+    def _results_max(self) -> int:
+        """The share of one shard, rounded up."""
+        return -(-self._core.limits.results_max // len(self._core.shards))
+
+    def _results_over(self, shard: Shard) -> int:
+        """Results that this pass is to remove because they are too many.
+
+        To find the oldest costs more than to remove some. So few are left for a second.
+        """
+        most, now = self._results_max(), self._core.clock.mono()
+        over = shard.results - most
+        few = min(SLICE_FINAL, most // 64)
+        again = self._removed_at.get(shard.index, float("-inf")) + LOOK_AGAIN_S
+        if over <= 0 or (over <= few and now < again):
+            return 0
+        self._removed_at[shard.index] = now
+        return over
+
+    def _trim(self, shard: Shard, left: int) -> Generator[dict[Shard, Group], None, int]:
+        """Remove history: ``left`` results of any queue, and what queues have too much.
+
+        Returns: how many of ``left`` are still to be removed.
+        """
+        slices = self._history.slices(shard, left)
+        try:
+            while not self._is_stopping:
+                before = shard.results
+                groups = next(slices, None)
+                left -= before - shard.results
+                if groups is None:
+                    break
+                self._is_fruitful |= bool(groups)
+                yield groups
+        except Exception as error:  # noqa: BLE001 - the next pass goes on
+            self._failed(f"history of shard {shard.index}", error)
+        return max(0, left)
+
+    def _sweep(self, shard: Shard, left: int) -> Iterator[dict[Shard, Group]]:
+        """Act on expiry rows that are due, and remove ``left`` results more, the oldest first.
+
+        Results that come meanwhile are the next pass's: others are due, too.
+        """
+        core, most = self._core, self._results_max()
         failed = partial(self._failed, f"expiry of shard {shard.index}")
         lower: bytes | None = shard.expiry_head
-        while lower is not None and not self._is_stopping and shard.co.takes_writes:
-            over = shard.results - per_shard
+        has_dropped = False
+        while lower is not None and not self._is_stopping and shard.co.is_tended:
+            over = min(left, shard.results - most)  # history has gone before
+            if over > 0 and core.clock.mono() < self._pinned_until.get(shard.index, 0.0):
+                over = 0
             if shard.next_expiry_ms > core.clock.wall_us() // 1000 and over <= 0:
                 return
             try:
@@ -268,17 +358,21 @@ class Reaper:
             except LodeqError as error:  # the previous group could not be sealed
                 failed(error)
                 return
-            queued = len(group.ops)
+            queued, before = len(group.ops), shard.results
             try:
                 lower = sweep(core, shard, group, lower, over, failed)
+                left -= before - shard.results
                 if lower is None:
                     shard.next_expiry_ms = next_expiry_ms(core, shard)
+                    if left > 0 and shard.results > most:
+                        again_s = LOOK_AGAIN_S if has_dropped else PINNED_S
+                        self._pinned_until[shard.index] = core.clock.mono() + again_s
             except Exception as error:  # noqa: BLE001 - one row must not end the reaper
                 # Rows before it are done; the time stays due, so that it is tried again.
                 failed(error)
                 lower = None
             if len(group.ops) > queued:
-                self._is_fruitful = True
+                self._is_fruitful = has_dropped = True
             yield {shard: group}
 
 
@@ -293,23 +387,82 @@ def reap(core: EngineState, group: Group, lease: LeaseState, reason: bytes) -> N
     """
     if lease.attempt >= decode_policy(lease.packed_policy).max_attempts:
         if not end_if_past_ttl(core, group, lease):
-            die(core, group, lease, reason)
+            die(core, group, lease, reason, Outcome.LEASE_EXPIRED)
     else:
-        put_back(core, group, lease, delay_ms=0, reason=reason, is_counted=True)
+        put_back(
+            core,
+            group,
+            lease,
+            delay_ms=0,
+            reason=reason,
+            is_counted=True,
+            outcome=Outcome.LEASE_EXPIRED,
+        )
 
 
 def promote(core: EngineState, group: Group, bucket: ShardQueue) -> None:
-    """Make up to a slice of due delayed tasks of one bucket ready: ``-q(d) +q(r) +s`` each."""
+    """Make up to a slice of due delayed tasks of one bucket ready: ``-q(d) +q(r) +s`` each.
+
+    Args:
+        core: the engine's state.
+        group: the open group of the bucket's shard; the rows go into it.
+        bucket: with delayed tasks; when its next one is due is found anew.
+    """
+    now_ms = core.clock.wall_us() // 1000
+    bucket.next_due_ms = NEVER_MS
+    cache = bucket.delayed_rows
+    if cache is None:
+        cache = bucket.delayed_rows = DelayedCache(bucket.prefix + DELAYED)
+    start = bucket.prefix + DELAYED
+    rows = cache.take_below(start + (now_ms + 1).to_bytes(8, "big"), SLICE)
+    if rows:
+        _promote_held(core, group, bucket, rows)
+    edge = cache.edge
+    if cache.rows:
+        core.deadlines.note_due(bucket, _due_ms(bucket, cache.rows[0][0]))
+    elif edge is not None and (rows or _due_ms(bucket, edge) > now_ms):
+        core.deadlines.note_due(bucket, max(now_ms, _due_ms(bucket, edge)))
+    elif edge is not None:
+        _promote_read(core, group, bucket, cache)
+
+
+def _due_ms(bucket: ShardQueue, key: bytes) -> int:
+    """When a delayed key, or an edge, is due; 0 for an edge before all rows."""
+    start = len(bucket.prefix) + 1
+    return int.from_bytes(key[start : start + 8], "big")
+
+
+def _promote_held(
+    core: EngineState, group: Group, bucket: ShardQueue, rows: list[DelayedRow]
+) -> None:
+    """Promote rows that were held in memory, and are no more."""
+    now_us = core.clock.wall_us()
+    ops, ready_key, prefixes = group.ops, bucket.ready_key, bucket.ready_prefixes
+    core.held_bytes -= sum([held_bytes_of(row) for row in rows])
+    bucket.delayed_head = rows[-1][0]
+    with group:
+        for key, task_id, priority, attempts, flags, expires_ms, size, record, value in rows:
+            index = 9 - priority
+            ready = ready_key(prefixes[index], core.next_seq(now_us), task_id)
+            moved = pack_moved(attempts, ready)
+            ops += ((ready, value), (key, None), (MOVED + task_id, moved))
+            bucket.delayed -= 1
+            facts = (ready, task_id, attempts, flags | MOVED_ROW, expires_ms, size, record)
+            core.note_ready(group, bucket, index, facts)
+
+
+def _promote_read(core: EngineState, group: Group, bucket: ShardQueue, cache: DelayedCache) -> None:
+    """Promote rows that are on disk only; below the first one that is not due there is none."""
     shard = bucket.shard
     now_us = core.clock.wall_us()
     now_ms = now_us // 1000
     start = bucket.prefix + DELAYED
     lower = max(start, bucket.delayed_head)
     rows, resume = shard.overlay.scan_readable(lower, start + b"\xff" * 9, SLICE)
-    bucket.next_due_ms = NEVER_MS
     for key, raw in rows:
-        due_ms = int.from_bytes(key[-32:-24], "big")
+        due_ms = _due_ms(bucket, key)
         if due_ms > now_ms:
+            cache.edge = key
             core.deadlines.note_due(bucket, due_ms)
             return
         bucket.delayed_head = key
@@ -328,10 +481,11 @@ def promote(core: EngineState, group: Group, bucket: ShardQueue) -> None:
             group.ops += ((key, None), (MOVED + task_id, moved))
             bucket.delayed -= 1
     if resume is None:
+        cache.edge = None
         return
     # Also if the whole page was deletes not yet applied: the next scan starts behind them. Never
     # further back: the scan may have come a byte further, and would repeat itself for ever.
-    bucket.delayed_head = max(bucket.delayed_head, resume)
+    bucket.delayed_head = cache.edge = max(bucket.delayed_head, resume)
     if bucket.delayed:
         core.deadlines.note_due(bucket, now_ms)  # more are due
 
@@ -354,7 +508,11 @@ def forget_idle_lanes(core: EngineState) -> Iterator[None]:
                 del topic.lanes[tenant]
                 for bucket in lane.buckets:
                     if bucket is not None:
+                        core.let_go(bucket)
                         del bucket.shard.buckets_by_hash[bucket.hash]
                 topic.turns.pop(tenant, None)
-        if not topic.lanes and not topic.is_paused and core.topics.get(queue) is topic:
+                core.claim_sets.forget_lane(lane)
+        if topic.lanes or topic.is_paused or topic.limit is not None:
+            continue
+        if core.topics.get(queue) is topic:
             del core.topics[queue]

@@ -10,20 +10,25 @@ from collections.abc import Generator, Iterator
 from operator import itemgetter
 
 from ...coalescer.group import Group
+from ...engine.records.frame import attempt
 from ...engine.records.keyspace import (
     DELAYED,
     EXPIRY,
     EXPIRY_END,
     LEASE,
     LEASE_END,
+    PROGRESS,
+    PROGRESS_END,
     READY,
+    TASK,
     decode_expiry_key,
     expiry_key,
     prefix_end,
     ready_key,
 )
 from ...engine.records.lease import EXPORTED, LeaseRecord, decode_lease
-from ...engine.records.task import TIMES
+from ...engine.records.progress import ProgressRecord, decode_progress
+from ...engine.records.task import TIMES, decode_task
 from ...engine.runtime.task_id import TaskId
 from ..state import pages
 from ..state.engine_state import EngineState
@@ -58,6 +63,17 @@ def note_leases(core: EngineState, shard: Shard, noted: list[Noted]) -> Generato
             else:
                 noted.append((record.seq, key[2:], shard))
         yield
+    yield from _note_progress(core, shard)
+
+
+def _note_progress(core: EngineState, shard: Shard) -> Generator[None, None, None]:
+    """Read the progress rows; those of leases that go back go with them."""
+    for rows in row_parts(shard, PROGRESS, PROGRESS_END):
+        for key, raw in rows:
+            record = attempt(decode_progress, raw)
+            core.progress[key[2:]] = record or ProgressRecord(0, None, b"")  # dropped in its turn
+        if rows:
+            yield
 
 
 def lease_slices(core: EngineState, noted: list[Noted]) -> Iterator[dict[Shard, Group]]:
@@ -75,6 +91,8 @@ def lease_slices(core: EngineState, noted: list[Noted]) -> Iterator[dict[Shard, 
             if shard not in groups:
                 groups[shard] = shard.co.begin(pages.SLICE * 256)
             lease = _restore(core, shard, raw_id, decode_lease(raw))
+            if shard.inherits_mono > lease.granted_mono:
+                continue  # the leader before may still extend it
             with groups[shard]:
                 reap(core, groups[shard], lease, b"process died")
         yield groups
@@ -89,6 +107,7 @@ async def load_leases(core: EngineState, noted: list[Noted]) -> None:
 
 def _restore(core: EngineState, shard: Shard, raw_id: bytes, r: LeaseRecord) -> Lease:
     bucket: ShardQueue = core.lane(r.queue, r.tenant).bucket(shard)
+    task = attempt(decode_task, shard.overlay.get_sound(TASK + raw_id))
 
     def fill(lease: Lease) -> None:
         lease.task_id = TaskId(raw_id)
@@ -97,15 +116,22 @@ def _restore(core: EngineState, shard: Shard, raw_id: bytes, r: LeaseRecord) -> 
         lease.epoch, lease.token, lease.worker = r.epoch, r.token, r.worker
         lease.lease_s = r.lease_ms / 1000
         lease.granted_mono = core.clock.mono()
-        lease.deadline_mono = lease.granted_mono + lease.lease_s
+        deadline, until = lease.granted_mono + lease.lease_s, shard.inherits_mono
+        if until > lease.granted_mono:
+            deadline = max(deadline, until) if r.flags & EXPORTED else until
+        lease.deadline_mono = deadline
         lease.leased_us, lease.expires_ms = r.leased_us, r.expires_ms
         lease.times = TIMES.pack(r.created_us, r.seq)
         lease.packed_policy = r.policy
         lease.ghost, lease.ghost_expires_ms = r.ghost, r.ghost_expires_ms
         lease.record_bytes = r.record_bytes
+        lease.face = task.face if task is not None else b""
+        lease.runs = core.function_counts.of(r.queue, lease.face)
 
     lease = restored(core, bucket, fill)
     core.leases[lease.task_id] = lease
+    if core.has_limits:
+        core.queue_limits.restored(lease)
     core.deadlines.watch([lease])
     return lease
 
@@ -133,6 +159,7 @@ def deadline_slices(core: EngineState, shard: Shard) -> Generator[None, None, No
                 row = yield from _first(shard, prefix, prefix_end(prefix))
                 if row is not None:
                     bucket.begin_at(row[0])
+    core.flows.load(shard)
     row = yield from _first(shard, EXPIRY, EXPIRY_END)
     if row is not None:
         # The open group may hold an earlier one, which is not a row yet.

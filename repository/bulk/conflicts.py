@@ -24,9 +24,9 @@ from ...engine.records.result import Status
 from ...engine.records.rows import OLD_FORM, decode_ghost
 from ...engine.runtime.task_id import TaskId
 from ...errors import CorruptionError
-from ..state.dedup_entries import drop_ghost, is_old_entry
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
+from ..state.rows.dedup_entries import drop_ghost, is_old_entry
 from ..tasks.enqueue import ghost_owner, replaceable
 from ..tasks.task_end import end_task
 

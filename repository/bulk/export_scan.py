@@ -19,7 +19,7 @@ from ...engine.runtime.task_id import TaskId
 from ...errors import RecordCorruptError
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard, ShardQueue
-from ..state.task_location import STATES
+from ..state.rows.task_location import STATES
 
 __all__ = ["ExportedTask", "UnreadableTask", "scan_tasks"]
 

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...coalescer.group import Group
-from ...engine.records.keyspace import GHOST, MOVED, dead_key, delayed_key
+from ...engine.records.face import NO_FACE, Face
+from ...engine.records.keyspace import MOVED, dead_key, delayed_key
 from ...engine.records.rows import (
     BODY_ROW,
     MOVED_ROW,
@@ -30,12 +31,13 @@ from ...engine.records.task import ATTEMPTS_MAX
 from ...errors import InvariantError, UsageError
 from ..model.arguments import TIME_MS_MAX
 from ..model.encoded_tasks import EncodedTask, TaskTemplate, encoded_task
+from ..model.faces import labels_of
 from ..model.task_options import DURATION_S_MAX
 from ..model.values import NewTask
-from ..state.dedup_entries import drop_old_entry, old_entry_of
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
-from ..state.task_location import TaskLocation, leave, task_location
+from ..state.rows.dedup_entries import drop_old_entry, old_entry_of
+from ..state.rows.task_location import TaskLocation, leave, task_location
 from ..tasks.enqueue import holder, place
 from ..tasks.lease_operations import reason_bytes
 
@@ -67,6 +69,7 @@ class ImportedTask(NamedTuple):
     reason: str = ""
     died_ms: int | None = None
     is_over: bool = False
+    face: Face = NO_FACE
 
 
 def encode_imported(
@@ -93,6 +96,9 @@ def encode_imported(
         headers=task.headers,
         dedup_key=task.dedup_key,
         dedup_window=min(window_s, DURATION_S_MAX),
+        function=task.face.function or None,
+        preview=task.face.preview or None,
+        labels=labels_of(task.face.labels) or None,
     )
     item = encoded_task(core, shared, new, now_us)
     item.flags = item.flags & ~_KIND_BITS | task.kind
@@ -176,7 +182,7 @@ def _take_over(
         core.file_expiry(shard, group, item.ghost_expires_ms, b"g" + item.ghost)
         if old_ghost is not None:
             drop_old_entry(shard, group, old_ghost)
-        group.ops.append((GHOST + item.ghost, ghost))
+        shard.put_dedup(group, item.ghost, ghost)
         return True
     created_us = task.created_us if 0 < task.created_us < now_us else now_us
     place(core, shard, group, item, task_id, created_us)

@@ -89,7 +89,7 @@ class Ingester:
     def is_due(self) -> bool:
         """Whether a load waits that might be taken in now. Cheap."""
         core, root = self._core, self._root
-        if root is None or core.is_closed or core.is_disk_low or self._is_replica:
+        if root is None or core.is_closed or core.is_disk_low or self._why_not:
             return False
         try:
             return core.clock.mono() >= self._retry_mono and bool(pending(root))
@@ -106,8 +106,20 @@ class Ingester:
             return self._problem
 
     @property
-    def _is_replica(self) -> bool:
-        return any(isinstance(shard.co, ReplicatedCoalescer) for shard in self._core.shards)
+    def _why_not(self) -> str:
+        """Why this engine takes no loads; empty: it does."""
+        core = self._core
+        if any(isinstance(shard.co, ReplicatedCoalescer) for shard in core.hosted):
+            return (
+                "a replica takes no loads: its rows come through the replicated log. Send the "
+                "tasks through a client instead: lodeq.connect(…), then enqueue_many"
+            )
+        if core.has_all:
+            return ""
+        return (
+            f"this process has the shards {[shard.index for shard in core.hosted]} of "
+            f"{len(core.shards)}, and a load is for all: take it in while one process has the store"
+        )
 
     async def run(self) -> None:
         """Take in all loads that wait, in the background; errors are logged."""
@@ -128,7 +140,7 @@ class Ingester:
         A load that is half in, after a crash or a disk error, is completed first if possible.
         """
         root = self._root
-        if root is not None and not self._is_replica:
+        if root is not None and not self._why_not:
             for job in pending(root):
                 try:
                     if self._has_part(job):
@@ -150,11 +162,8 @@ class Ingester:
         core, root = self._core, self._inbox()
         if job is not None:
             check_job(job)
-        if self._is_replica:
-            raise UsageError(
-                "a replica takes no loads: its rows come through the replicated log; enqueue_many "
-                "on the leader instead"
-            )
+        if why_not := self._why_not:
+            raise UsageError(why_not)
         core.check()
         core.check_intake()
         jobs = pending(root)
@@ -198,6 +207,8 @@ class Ingester:
     async def forget(self, older_than: Duration) -> ForgottenLoads:
         """See ``Engine.forget_loads``."""
         root = self._inbox()
+        if not self._core.has_all:
+            raise UsageError(self._why_not)
         async with self._one_at_a_time():
             return await forget_loads(self._core, root, older_than)
 
@@ -351,6 +362,7 @@ class Ingester:
         gone = [path for path in paths if not os.path.isfile(path)]
         if gone:
             raise CorruptionError(f"{gone[0]} is missing: stage the load again")
+        shard.dedup_filter.restart()  # before: they may bring dedup entries
         try:
             return store.ingest(paths, may_flush=may_flush)
         except CommitUnknownError as error:

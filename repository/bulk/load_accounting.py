@@ -23,9 +23,9 @@ from ...engine.records.keyspace import (
 from ...engine.records.keyspace import INGESTED as INGESTED_ROW
 from ...engine.runtime.ids import first_slot_of
 from ...engine.store.port import pages
+from ..state.caches.ready_cache import ReadyCache
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard, ShardQueue
-from ..state.ready_cache import ReadyCache
 
 __all__ = ["count_at_open", "note_load"]
 
@@ -68,6 +68,7 @@ def note_load(
         if one.delayed:
             head = bucket.prefix + DELAYED + one.due_ms.to_bytes(8, "big")
             bucket.delayed_head = min(bucket.delayed_head, head)
+            core.cut_delayed(bucket, head)
             if one.due_ms < bucket.next_due_ms:
                 core.deadlines.note_due(bucket, one.due_ms)
         if bucket.ready:
@@ -135,7 +136,7 @@ async def count_at_open(core: EngineState, shard: Shard) -> None:
             for one in load.rows:
                 lane = core.lane(one.queue, one.tenant)
                 b = lane.bucket(shard)
-                b.load(b.ready, b.delayed, b.leased, b.dead, b.results)
+                b.load(b.ready, b.delayed, b.leased, b.dead, b.results, b.waiting)
                 if b.ready:
                     lane.topic.turns.setdefault(lane.tenant)
             await shard.co.wait(group)

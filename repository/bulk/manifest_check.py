@@ -6,7 +6,7 @@ from typing import Final
 
 from ...engine.bulk.manifest import KEYS, Manifest
 from ...engine.records.keyspace import secret_fingerprint
-from ...engine.records.rows import FORMAT_VERSION
+from ...engine.records.rows import FORMAT_KEYED, FORMAT_VERSION
 from ...errors import FormatTooOldError, LodeqError, ShardCountError, UsageError
 from ..state.engine_state import EngineState
 
@@ -68,7 +68,7 @@ def check_manifest(
 
 
 def _check_keyed(core: EngineState, manifest: Manifest) -> None:
-    if manifest.store_format < FORMAT_VERSION:
+    if manifest.store_format < FORMAT_KEYED:
         raise RefusedError(
             f"its dedup keys were hashed as in format {manifest.store_format}, this store has "
             f"format {FORMAT_VERSION}: stage it again, with this release",

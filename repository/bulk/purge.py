@@ -3,7 +3,8 @@
 Results are found through the expiry range, where each has an entry that must be deleted with it: an
 entry of a completed task is acted on by time alone (``expiry_sweep``), so one that was left behind
 would count its result out twice. That is one pass over ``e/`` for each shard, without reading any
-completed task's result. Dead letters are looked up one by one.
+completed task's result. Dead letters are looked up one by one. Ends that a workflow may still read
+stay: the next plan names them again.
 """
 
 from __future__ import annotations
@@ -13,30 +14,23 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from ...coalescer.group import Group
 from ...engine.offline.purge_plan import KINDS, EndedRows, PurgePlan, read_plan
 from ...engine.records.frame import attempt
-from ...engine.records.keyspace import DEAD, EXPIRY_END, RESULT
-from ...engine.records.result import decode_result
-from ...engine.records.rows import decode_expiry, encode_expiry
+from ...engine.records.keyspace import DEAD, EXPIRY_END
+from ...engine.records.rows import decode_expiry
+from ...engine.records.workflow import MEMBER_ROW
 from ...errors import CorruptionError, UsageError
-from ..background.expiry_sweep import (
-    BUCKET_KIND,
-    BUCKET_KINDS,
-    FINAL_KIND,
-    RESULT_KIND,
-)
 from ..model.reports import PurgeReport
 from ..state.engine_state import EngineState
 from ..state.pages import Pages
-from ..state.queue_state import Shard, ShardQueue
-from ..state.task_location import drop_result, task_location
+from ..state.queue_state import Shard
+from ..state.rows.expiry_entries import RESULT_KINDS, drop_with_entries
+from ..state.rows.task_location import task_location
 from ..tasks.task_end import end_task
 
 __all__ = ["purge_archived", "purge_parts"]
 
 SLICE: Final = 128  # dead letters per batch
-Entry = tuple[int, bytes]
 Parts = Mapping[tuple[int, str], Sequence[bytes]]
 
 
@@ -47,6 +41,7 @@ async def purge_archived(
     plan: PurgePlan = await core.spawner.run_in_thread(partial(read_plan, path))
     core.check()
     _check(core, store_id, plan.store_id, plan.shards)
+    core.check_led({file.shard for file in plan.files}, to_write=True)
     gone = {"results": 0, "dead": 0}
     for file in plan.files:
         rows: EndedRows = await core.spawner.run_in_thread(
@@ -72,11 +67,13 @@ async def purge_parts(
     Raises:
         UsageError: the plan is of another store, there is no such shard or kind, or these are no
             rows; nothing was purged.
+        NotLeaderError: another replica leads one of the shards; nothing was purged.
     """
     _check(core, store_id, *planned)
     for shard, kind in parts:
         if not 0 <= shard < len(core.shards) or kind not in KINDS:
             raise UsageError(f"a plan has no {kind!r} of shard {shard}")
+    core.check_led({shard for shard, _ in parts}, to_write=True)
     read = partial(_read_parts, parts)
     given: dict[tuple[int, str], EndedRows] = await core.spawner.run_in_thread(read)
     gone = {"results": 0, "dead": 0}
@@ -123,6 +120,8 @@ async def _purge_dead(core: EngineState, shard: Shard, rows: EndedRows) -> int:
                 continue
             if location is None or location.kind != DEAD:
                 continue
+            if location.row.flags & MEMBER_ROW and core.flows.pins(shard, task_id):
+                continue  # its workflow may redrive it, or name it as failed
             if int.from_bytes(location.key[-24:-16], "big") == ended_ms:
                 with group:
                     end_task(core, group, location, None, "archived")
@@ -143,54 +142,11 @@ async def _purge_results(core: EngineState, shard: Shard, rows: EndedRows) -> in
         meant = {
             ref: ended_ms
             for kind, ref in entries
-            if kind in (FINAL_KIND, RESULT_KIND) and (ended_ms := rows.find(ref)) is not None
+            if kind in RESULT_KINDS and (ended_ms := rows.find(ref)) is not None
         }
         if meant:
             group = shard.co.begin(256 + 32 * len(entries))
             with group:
-                keep, gone = _without(core, shard, group, entries, meant)
-                left = encode_expiry(bytes((kind,)) + ref for kind, ref in keep) if keep else None
-                if gone:
-                    group.ops.append((key, left))
-                    count += gone
+                count += len(drop_with_entries(core, shard, group, key, raw, meant))
             await shard.co.wait(group)
     return count
-
-
-def _without(
-    core: EngineState, shard: Shard, group: Group, entries: list[Entry], meant: dict[bytes, int]
-) -> tuple[list[Entry], int]:
-    """Delete results of one expiry row; returns (entries to keep, number of results deleted)."""
-    keep: list[Entry] = []
-    gone = 0
-    header: Entry | None = None
-    bucket: ShardQueue | None = None
-    is_kept = False
-    for kind, ref in entries:
-        if kind in BUCKET_KINDS:
-            header, is_kept = (kind, ref), False
-            bucket = shard.buckets_by_hash.get(ref) if kind == BUCKET_KIND else None
-            continue
-        ended_ms = meant.get(ref)
-        if ended_ms is not None and kind == FINAL_KIND and bucket is not None:
-            group.ops.append((RESULT + ref, None))
-            group.dirty[bucket] = None
-            bucket.results -= 1
-            shard.results -= 1
-            gone += 1
-        elif ended_ms is not None and _drop_if_same(core, shard, group, ref, ended_ms):
-            gone += 1
-        else:
-            if kind == FINAL_KIND and header is not None and not is_kept:
-                keep.append(header)
-                is_kept = True
-            keep.append((kind, ref))
-    return keep, gone
-
-
-def _drop_if_same(core: EngineState, shard: Shard, group: Group, id: bytes, ended_ms: int) -> bool:
-    record = attempt(decode_result, shard.overlay.get_sound(RESULT + id))
-    if record is None or record.finished_us // 1000 != ended_ms:
-        return False
-    drop_result(core, shard, group, id, record.queue, record.tenant)
-    return True

@@ -115,13 +115,13 @@ def _correct(
     group = shard.co.begin()
     lane = core.lane(queue, tenant)
     b = lane.bucket(shard)
-    for cache in b.windows:
-        if cache is not None:
-            core.held_bytes -= sum(row[5] for row in cache.rows if row[6] is not None)
-    b.load(max(0, b.ready + ready), max(0, b.delayed + delayed), b.leased, b.dead, b.results)
+    core.let_go(b)
+    ready, delayed = max(0, b.ready + ready), max(0, b.delayed + delayed)
+    b.load(ready, delayed, b.leased, b.dead, b.results, b.waiting)
     b.delayed_head = b.prefix + DELAYED
     if b.delayed:  # the reaper finds the first, past any number of deleted rows
         core.deadlines.note_due(b, core.clock.wall_us() // 1000)
     group.dirty[b] = None
+    core.claim_sets.touch(lane)
     if b.ready:
         lane.topic.turns.setdefault(tenant)

@@ -37,6 +37,7 @@ from ..model.encoded_tasks import (
     plain_values,
     simple_item,
 )
+from ..model.redaction import Redaction
 from ..model.values import Backoff, Codec, Duration, Limits, NewTask, OnStageConflict
 from ..state.engine_state import NO_BODIES
 
@@ -55,7 +56,12 @@ class StageEncoding:
         self.ghost_of = secrets.ghost_of
         self.limits = limits
         self.compressor = compressor
+        self.redaction: Redaction | None = None  # what is staged was redacted by who made it
         self.body_bytes_min = NO_BODIES  # body files are the engine's own
+
+    def keeps_faces(self, queue: bytes) -> bool:
+        """Whether a task keeps its face: always, the settings of queues are the engine's own."""
+        return True
 
 
 def encoded(

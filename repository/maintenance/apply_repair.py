@@ -10,28 +10,26 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Final
 
 from ...engine.files.paths import bodies_path, normal_path
 from ...engine.offline.audit_marks import mark_of
 from ...engine.offline.repair_plan import RepairPlan
 from ...engine.records.frame import attempt
-from ...engine.records.keyspace import BODY, GHOST, TASK, body_at_key
+from ...engine.records.keyspace import BODY, FLOWS, GHOST, OUTBOX, TASK, body_at_key
 from ...engine.records.rows import decode_body, decode_ghost
 from ...engine.records.task import BODY_FLAG, decode_task
+from ...engine.records.workflow import flow_slot_id
 from ...engine.recovery.decide import NUMBER_BITS
 from ...engine.recovery.incarnation import sync_all
 from ...engine.recovery.open_shard import OpenStore, open_store
 from ...engine.recovery.repair import RepairReport, repair
 from ...engine.runtime.clock import Clock, SystemClock
-from ...engine.runtime.ids import SystemRng, shard_of
+from ...engine.runtime.ids import shard_of
 from ...engine.store.port import Op, Store, write_patiently
 from ...errors import RecordCorruptError, UsageError
 from ...segments.bodies.find import BodyFolder
 
 __all__ = ["AppliedRepair", "apply_repair"]
-
-_CACHE_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +56,7 @@ def apply_repair(
     Durability: on return it survives a power cut.
     """
     root = normal_path(path)
-    opened = open_store(
-        root,
-        shards=None,
-        durability=None,
-        block_cache_bytes=_CACHE_BYTES,
-        recovery="strict",
-        rng=SystemRng(),
-        clock=clock,
-        bodies=BodyFolder,
-    )
+    opened = open_store(root, clock=clock, bodies=BodyFolder)
     try:
         if (opened.store_id, len(opened.shards)) != (plan.store_id, plan.shards):
             raise UsageError(
@@ -109,6 +98,8 @@ def _move(plan: RepairPlan, stores: list[Store]) -> tuple[int, int]:
             continue
         ghost = attempt(decode_ghost, raw) if mark.key[:2] == GHOST else None
         task_id = ghost.task_id if ghost is not None else mark.key[-16:]
+        if mark.key[:2] in (FLOWS, OUTBOX):
+            task_id = flow_slot_id(mark.key, raw)
         task = attempt(decode_task, raw) if mark.key[:2] == TASK else None
         if task is not None and task.flags & BODY_FLAG:
             skipped += 1  # its payload stays in the old shard, and so does it: audited again

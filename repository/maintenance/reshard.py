@@ -41,6 +41,7 @@ from ...engine.offline.reroute import (
     sources_of,
     tally,
 )
+from ...engine.offline.settings_rows import RANGES
 from ...engine.records import keyspace as ks
 from ...engine.records.ingest import Ingested, decode_ingested, decode_uncounted, encode_ingested
 from ...engine.records.rows import (
@@ -181,8 +182,9 @@ def _check_secrets(plan: Plan) -> None:
             raw = reader.get(ks.SECRET)
             if raw is None:
                 raise FormatTooOldError(
-                    f"{plan.source} is of an older format: open the store once with this release"
-                    " (and take another snapshot), then reshard it"
+                    f"{plan.source} has an older format than this lodeq writes, and a reshard does "
+                    "not upgrade: start its service once with this release, which does (and take "
+                    "another snapshot, if it is one), then reshard it"
                 )
             found.add(decode_secret(raw))
     if len(found) > 1:
@@ -318,7 +320,7 @@ def _meta_of(plan: Plan) -> tuple[Blueprint, tuple[list[Op], list[Op]]]:
     """Read what all new shards share, and their ``m/`` rows: (not for the first, for the first)."""
     seq = incarnation = durability = 0
     store_id = secret = b""
-    pauses: list[Op] = []
+    of_first: list[Op] = []
     loads: dict[bytes, Ingested] = {}
     for shard in range(plan.old_shards):
         with open_shard(plan.source, shard) as reader:
@@ -331,8 +333,10 @@ def _meta_of(plan: Plan) -> tuple[Blueprint, tuple[list[Op], list[Op]]]:
                 seq = max(seq, *(decode_ring(value)[1] for _, value in rows))
             for rows in pages(reader, ks.UNCOUNTED, ks.UNCOUNTED_END):
                 seq = max(seq, *(decode_uncounted(value).seq_max for _, value in rows))
-            for rows in pages(reader, ks.PAUSE, ks.PAUSE_END):
-                pauses += rows
+            if shard == 0:  # others may have old copies, from when several processes had it
+                for lower, upper in RANGES:
+                    for rows in pages(reader, lower, upper):
+                        of_first += rows
             for rows in pages(reader, ks.INGESTED, ks.prefix_end(ks.INGESTED)):
                 for key, value in rows:
                     one = decode_ingested(value)
@@ -353,4 +357,4 @@ def _meta_of(plan: Plan) -> tuple[Blueprint, tuple[list[Op], list[Op]]]:
     ]
     first: list[Op] = [(key, encode_ingested(one)) for key, one in loads.items()]
     blueprint = Blueprint(store_id, plan.shards, durability, incarnation + 1, seq, secret)
-    return blueprint, (empty, first + pauses)
+    return blueprint, (empty, first + of_first)

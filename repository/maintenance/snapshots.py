@@ -69,14 +69,16 @@ class SnapshotScheduler:
         """See ``Engine.snapshot``."""
         core, root = self._core, self.root
         spawner = core.spawner
+        self._check_all(len(core.hosted))
         for shard in core.shards:
-            await core.commit_barrier(shard)
+            await core.commit_barrier(shard, is_local=True)
         journals = self._journal_positions()
         now_ms = core.clock.wall_us() // 1000
         begin = partial(begin_snapshot, root, now_ms)
         work = await run_to_completion(spawner, begin, abandon_snapshot)
         try:
             marks = await self._copy_shards(work)
+            self._check_all(len(marks))  # one may have been let go meanwhile
             finish = partial(
                 finish_snapshot,
                 work,
@@ -92,6 +94,15 @@ class SnapshotScheduler:
         except BaseException:
             await run_to_completion(spawner, partial(abandon_snapshot, work), lambda _: None)
             raise
+
+    def _check_all(self, count: int) -> None:
+        core = self._core
+        if count < len(core.shards):
+            raise UsageError(
+                f"this process has the shards {[shard.index for shard in core.hosted]} of "
+                f"{len(core.shards)}, and a snapshot has all: take it where all are open, or a "
+                "checkpoint here"
+            )
 
     # -- removing ----------------------------------------------------------------------
 

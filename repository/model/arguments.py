@@ -11,9 +11,12 @@ from typing import Final
 
 from ...engine.records.keyspace import check_name
 from ...engine.records.task import ATTEMPTS_MAX
-from ...errors import UsageError
+from ...engine.runtime.task_id import TaskId
+from ...engine.values import AFTER_MAX, NOTE_BYTES_MAX
+from ...errors import LimitError, UsageError
+from .flows.workflows import ON_FAILURES
 from .task_options import DURATION_S_MAX, KEY_BYTES_MAX, PRIORITY_MAX, WORKER_BYTES_MAX
-from .values import AllTenants, Duration, NewTask
+from .values import REDRIVE_POLICIES, AllTenants, Backoff, Duration, NewTask
 
 __all__ = [
     "LEASE_S_MAX",
@@ -22,15 +25,22 @@ __all__ = [
     "SNAPSHOT_S",
     "TIME_MS_MAX",
     "age_s",
+    "check_after",
     "check_attempts",
     "check_limit",
+    "check_on_failure",
     "check_priority",
+    "check_progress",
+    "check_redrive_policy",
+    "check_retry",
     "check_worker",
     "duration_s",
     "length_s",
     "listed",
+    "moment_us",
     "names_of",
     "shard_key_bytes",
+    "task_ids",
     "when_ms",
 ]
 
@@ -93,6 +103,20 @@ def check_priority(value: object) -> int:
     return value
 
 
+def check_redrive_policy(value: object) -> object:
+    """``stored`` or ``current``."""
+    if value not in REDRIVE_POLICIES:
+        raise UsageError(f"policy {value!r} is not one of {', '.join(REDRIVE_POLICIES)}")
+    return value
+
+
+def check_retry(value: object) -> Backoff:
+    """A ``Backoff``, as ``retry`` of a task."""
+    if not isinstance(value, Backoff):
+        raise UsageError(f"retry must be a lodeq.Backoff, not {type(value).__name__}")
+    return value
+
+
 def check_limit(limit: object) -> int:
     """1 to 4,096."""
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= LIMIT_MAX:
@@ -130,6 +154,22 @@ def listed(tasks: Iterable[NewTask]) -> Sequence[NewTask]:
     return list(tasks)
 
 
+def task_ids(given: object, what: str) -> list[TaskId]:
+    """Task ids of one call, in any of their forms."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise UsageError(f"{what} takes a list of task ids, not {type(given).__name__}")
+    return [TaskId(one) for one in given]
+
+
+def moment_us(at: object, what: str) -> int:
+    """Wall microseconds of a moment with a time zone; 0 for None."""
+    if at is None:
+        return 0
+    if not isinstance(at, datetime) or at.tzinfo is None:
+        raise UsageError(f"{what} must be a datetime with a time zone, not {at!r}")
+    return round(at.timestamp() * 1e6)
+
+
 def names_of(queue: object, tenant: object) -> tuple[bytes, bytes]:
     """The names of a queue and tenant; an empty tenant is the default tenant."""
     if tenant is None:
@@ -137,3 +177,33 @@ def names_of(queue: object, tenant: object) -> tuple[bytes, bytes]:
     if isinstance(tenant, AllTenants):
         raise UsageError("lodeq.ALL_TENANTS names no tenant here: give one")
     return check_name(queue, "queue"), check_name(tenant, "tenant") if tenant != "" else b""
+
+
+def check_progress(fraction: object, note: object) -> tuple[float | None, bytes]:
+    """Check a report of progress; return its fraction, and its note as bytes, cut."""
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float | None):
+        raise UsageError(f"progress must be a number from 0 to 1, not {type(fraction).__name__}")
+    if fraction is not None and not 0 <= fraction <= 1:
+        raise UsageError(f"progress {fraction!r} is not between 0 and 1")
+    if not isinstance(note, str):
+        raise UsageError(f"the note of a progress must be a str, not {type(note).__name__}")
+    raw = note.encode("utf-8", "replace")[:NOTE_BYTES_MAX].decode("utf-8", "ignore").encode()
+    return None if fraction is None else float(fraction), raw
+
+
+def check_on_failure(on_failure: object) -> None:
+    """``run``, ``wait`` or ``cancel``."""
+    if on_failure not in ON_FAILURES:
+        raise UsageError(f"on_failure {on_failure!r} is not one of {', '.join(ON_FAILURES)}")
+
+
+def check_after(task: NewTask) -> list[TaskId]:
+    """Check what a task waits for, together with what follows when one of these fails."""
+    check_on_failure(task.on_failure)
+    ids = list(dict.fromkeys(task_ids(task.after, "after=")))
+    if len(ids) > AFTER_MAX:
+        raise LimitError(
+            f"a task waits for at most {AFTER_MAX} others, not {len(ids)}: a workflow's callback "
+            "waits for any number"
+        )
+    return ids

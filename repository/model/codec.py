@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 
@@ -42,6 +42,10 @@ _UNPACK_ERRORS = (
 )
 # How a moment before 1970 or after 2514 starts: the one kind that may not be a datetime.
 _FAR_TIME = b"\xc7\x0c\xff"
+# One packer for small maps of text: to make one takes longer than they do.
+_pack: Final = msgpack.Packer().pack
+SHORT_CHARS: Final = 255
+SHORT_HEADERS: Final = 16
 
 
 class CodecBytes(bytes):
@@ -97,7 +101,7 @@ def encode_value(value: Any, codec: Codec | None, limit: int, what: str) -> tupl
     if len(data) > limit:
         raise PayloadTooLargeError(
             f"{what} is {len(data)} bytes, the limit is {limit}: store it elsewhere and enqueue "
-            "a reference, or raise the limit",
+            f"a reference, or open the store with limits=lodeq.Limits({what}_bytes_max=…)",
             size_bytes=len(data),
             limit_bytes=limit,
         )
@@ -145,10 +149,30 @@ def stored_value(kind: int, compression: int, data: bytes, raw_bytes: int) -> An
     return data if kind == RAW else CodecBytes(data) if kind == CODEC else PackedBytes(data)
 
 
+def _pack_texts(headers: dict[Any, Any]) -> bytes:
+    """Headers whose names and values all are short ASCII text; empty for any others."""
+    for key, value in headers.items():
+        if (
+            type(key) is not str
+            or type(value) is not str
+            or len(key) > SHORT_CHARS
+            or len(value) > SHORT_CHARS
+            or not key.isascii()
+            or not value.isascii()
+        ):
+            return b""
+    packed: bytes = _pack(headers)
+    return packed
+
+
 def encode_headers(headers: Mapping[str, Any] | None, limit: int) -> bytes:
     """Headers as msgpack; empty for none."""
     if not headers:
         return b""
+    if type(headers) is dict and len(headers) <= SHORT_HEADERS:
+        packed = _pack_texts(headers)
+        if packed and len(packed) <= limit:
+            return packed
     if not isinstance(headers, Mapping) or not all(isinstance(k, str) for k in headers):
         raise UsageError("headers must be a mapping with str keys")
     return encode_value(dict(headers), None, limit, "headers")[1]

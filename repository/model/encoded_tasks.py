@@ -18,6 +18,7 @@ from ...engine.records.task import (
     FRAME_BYTES,
     NO_GHOST,
     RECORD_ID_BYTES,
+    option_packer,
     pack_task_head,
     pack_task_middle,
     plain_packer,
@@ -28,11 +29,14 @@ from ...errors import UsageError
 from .arguments import (
     check_attempts,
     check_priority,
+    check_retry,
     duration_s,
     shard_key_bytes,
     when_ms,
 )
 from .codec import encode_headers, encode_value
+from .faces import packed_face
+from .redaction import Redaction
 from .task_options import PRIORITY_DEFAULT
 from .values import CONFLICTS, Backoff, Codec, Duration, Limits, NewTask, OnConflict
 
@@ -52,6 +56,11 @@ BODY_ROWS_BYTES: Final = 128  # a body row and its twin
 # What is shown of a stored time that no date can show: loads may hold any number.
 _FIRST_SHOWN: Final = datetime(1, 1, 2, tzinfo=UTC)
 _LAST_SHOWN: Final = datetime(9999, 12, 30, tzinfo=UTC)
+# Whoever takes such tasks takes the option out before.
+NO_AFTER: Final = (
+    "after= is for enqueue and enqueue_many: a follow-up, a member or a callback of a workflow and "
+    "a staged task take none (members: Workflow.add(tasks, after=ids))"
+)
 _options: Final[Callable[[Any], Any]] = itemgetter(slice(1, None))
 _NO_OPTIONS: Final = _options(NewTask(b""))
 # ``pack(head, created_us, seq, middle, payload)``, the middle, the value of the ready row.
@@ -73,15 +82,19 @@ class TaskTemplate:
         "backoff",
         "codec",
         "dead_retention_s",
+        "faces",
+        "frame_bytes",
         "heads",
         "lane",
         "max_attempts",
         "names",
+        "option_packs",
         "plain",
         "plain_heads",
         "policy",
         "queue",
         "retention_s",
+        "routing",
         "tenant",
     )
 
@@ -95,11 +108,14 @@ class TaskTemplate:
         dead_retention: Duration = 604_800.0,
         backoff: Backoff | None = None,
         codec: Codec | None = None,
+        faces: bool = True,
     ) -> None:
         self.queue = queue
+        self.faces = faces
         self.tenant = tenant
         self.lane: Any = None  # the ``TenantQueue`` of the last plain enqueue, a layer above
         self.names = queue + tenant
+        self.routing = b"%b\0%b\0" % (queue, tenant)  # in front of a dedup key
         self.codec = codec
         self.backoff = backoff if backoff is not None else Backoff()
         if not isinstance(self.backoff, Backoff):
@@ -110,11 +126,31 @@ class TaskTemplate:
         self.policy = self.policy_for(self.max_attempts)
         self.heads: dict[tuple[int, int, int], bytes] = {}
         self.plain: dict[int, PlainParts] = {}  # by payload size
+        self.option_packs: dict[int, tuple[Callable[..., bytes], bytes]] = {}  # the same
+        # Of a record but for headers and payload.
+        self.frame_bytes = FRAME_BYTES + len(self.middle(0))
         self.plain_heads = [self.head(kind, PRIORITY_DEFAULT, FIRST_READY) for kind in range(3)]
 
-    def policy_for(self, max_attempts: int) -> bytes:
-        """The 32 bytes of the record."""
-        b = self.backoff
+    def policy_for(
+        self,
+        max_attempts: int,
+        retry: Any = None,
+        retention: Any = None,
+        dead_retention: Any = None,
+    ) -> bytes:
+        """The 32 bytes of the record.
+
+        Args:
+            max_attempts: 1 to 65,535.
+            retry: a task's own ``Backoff``; None takes the queue's.
+            retention: seconds of its own; None takes the queue's.
+            dead_retention: the same.
+        """
+        b = self.backoff if retry is None else check_retry(retry)
+        kept_s = self.retention_s if retention is None else duration_s(retention, "retention")
+        dead_s = self.dead_retention_s
+        if dead_retention is not None:
+            dead_s = duration_s(dead_retention, "dead_retention")
         return encode_policy(
             Policy(
                 max_attempts,
@@ -122,10 +158,23 @@ class TaskTemplate:
                 b.factor,
                 round(b.base * 1000),
                 round(b.cap * 1000),
-                round(self.retention_s * 1000),
-                round(self.dead_retention_s * 1000),
+                round(kept_s * 1000),
+                round(dead_s * 1000),
             )
         )
+
+    def policy_of(self, task: NewTask) -> bytes:
+        """The 32 bytes of a task that may have a policy of its own, field by field."""
+        attempts, retry = task.max_attempts, task.retry
+        if (
+            attempts is None
+            and retry is None
+            and task.retention is None
+            and task.dead_retention is None
+        ):
+            return self.policy
+        attempts = self.max_attempts if attempts is None else check_attempts(attempts)
+        return self.policy_for(attempts, retry, task.retention, task.dead_retention)
 
     def head(self, flags: int, priority: int, kind: int) -> bytes:
         """The first eight bytes."""
@@ -153,6 +202,18 @@ class TaskTemplate:
         )  # its last times are in ``middle``
         value = ready_value(record_bytes, 5)
         parts = self.plain[payload_bytes] = (pack, middle, value)
+        return parts
+
+    def option_pack(self, payload_bytes: int) -> tuple[Callable[..., bytes], bytes]:
+        """Packer of the records of tasks of this size with options and without headers.
+
+        Beside it the value of their index rows, for the default priority and without TTL.
+        """
+        if len(self.option_packs) >= 1024:
+            self.option_packs.clear()
+        value = ready_value(self.frame_bytes + payload_bytes, PRIORITY_DEFAULT)
+        parts = option_packer(len(self.names), payload_bytes), value
+        self.option_packs[payload_bytes] = parts
         return parts
 
 
@@ -202,6 +263,12 @@ class EncodedTask:
         self.raw_bytes = 0  # of a body: before compression
         self.slim_tail = b""  # ``tail`` of the task's record; the id of its payload's is to follow
 
+    def set_body(self, body: bytes, slim_tail: bytes, raw_bytes: int) -> None:
+        """Have the payload go to a body file: see these three."""
+        self.body, self.slim_tail, self.raw_bytes = body, slim_tail, raw_bytes
+        self.record_bytes += len(body)
+        self.row_bytes = len(slim_tail) + RECORD_ID_BYTES + FRAME_BYTES + BODY_ROWS_BYTES
+
 
 class Encoding(Protocol):
     """The settings that encoding a task depends on: an ``EngineState``, or a stand-in for it."""
@@ -210,6 +277,10 @@ class Encoding(Protocol):
     compressor: Compressor
     body_bytes_min: int
     clock: Clock
+    redaction: Redaction | None
+
+    def keeps_faces(self, queue: bytes) -> bool:
+        """Whether function, preview and labels of the queue's tasks are stored."""
 
     def ghost_of(self, slot: int, routing: bytes) -> bytes:
         """Hash under which a dedup key is stored on the shard of ``slot``."""
@@ -228,6 +299,14 @@ def is_plain(task: NewTask) -> bool:
         and task.max_attempts is None
         and task.shard_key is None
         and task.on_conflict == "return"
+        and task.retry is None
+        and task.retention is None
+        and task.dead_retention is None
+        and task.labels is None
+        and task.function is None
+        and task.preview is None
+        and not task.after
+        and task.on_failure == "run"
     )
 
 
@@ -237,8 +316,17 @@ def simple_item(core: Encoding, shared: TaskTemplate, payload: Any) -> EncodedTa
         return encoded_task(core, shared, NewTask(payload), core.clock.wall_us())
     kind, data = encode_value(payload, shared.codec, core.limits.payload_bytes_max, "payload")
     if len(data) >= core.body_bytes_min:
-        return encoded_task(core, shared, NewTask(payload), core.clock.wall_us())
+        return _simple_large(shared, kind, data)
     return EncodedTask(shared, kind, 5, shared.middle(len(data)) + data)
+
+
+def _simple_large(shared: TaskTemplate, kind: int, data: bytes) -> EncodedTask:
+    """A task with no options whose payload goes to a body file."""
+    size = len(data)
+    item = EncodedTask(shared, kind, PRIORITY_DEFAULT, shared.middle(size))
+    slim = pack_task_middle(shared.policy, NO_GHOST, 0, 0, RECORD_ID_BYTES, size, 0)
+    item.set_body(data, slim + shared.names, size)
+    return item
 
 
 def item_among(
@@ -312,6 +400,8 @@ def encoded_task(
         now_us: wall microseconds; delay, TTL and dedup window count from it.
         like: another one with the same large payload, as the same codec has encoded it.
     """
+    if task.after:
+        raise UsageError(NO_AFTER)
     limits = core.limits
     priority = check_priority(task.priority)
     if like is not None and like.body is not None:
@@ -322,10 +412,11 @@ def encoded_task(
         code, stored = core.compressor.pack(data)
         raw_bytes = len(data)
     headers = encode_headers(task.headers, limits.headers_bytes_max)
+    face = b""
+    if shared.faces and core.keeps_faces(shared.queue):
+        face = packed_face(task.function, task.preview, task.labels, core.redaction)
     due_ms = _due_ms(task, now_us)
-    policy = shared.policy
-    if task.max_attempts is not None:
-        policy = shared.policy_for(check_attempts(task.max_attempts))
+    policy = shared.policy_of(task)
     if task.on_conflict not in CONFLICTS:
         raise UsageError(f"on_conflict {task.on_conflict!r} is not one of {', '.join(CONFLICTS)}")
     ghost, ghost_expires_ms, slot = NO_GHOST, 0, None  # NO_GHOST is compared by identity
@@ -334,7 +425,7 @@ def encoded_task(
         if task.shard_key is not None:
             raise UsageError("give dedup_key or shard_key, not both: the dedup key alone routes")
         key = shard_key_bytes(task.dedup_key, "dedup_key")
-        routing, form = b"%b\0%b\0%b" % (shared.queue, shared.tenant, key), KEYED_FORM
+        routing, form = shared.routing + key, KEYED_FORM
         slot = slot_of(routing)
         ghost = core.ghost_of(slot, routing)
         if task.dedup_window is not None:
@@ -345,19 +436,23 @@ def encoded_task(
     elif task.shard_key is not None:
         slot = slot_of(shard_key_bytes(task.shard_key, "shard_key"))
     middle = pack_task_middle(
-        policy, ghost, ghost_expires_ms, len(headers), len(stored), raw_bytes, form
+        policy, ghost, ghost_expires_ms, len(headers), len(stored), raw_bytes, form, len(face)
     )
     has_body = len(stored) >= core.body_bytes_min
-    parts = (middle, shared.names, headers, b"" if has_body else stored)
+    parts = (middle, shared.names, headers, face, b"" if has_body else stored)
     item = EncodedTask(shared, kind | code << 2, priority, b"".join(parts))
     if has_body:
-        item.record_bytes += len(stored)
         slim = pack_task_middle(
-            policy, ghost, ghost_expires_ms, len(headers), RECORD_ID_BYTES, raw_bytes, form
+            policy,
+            ghost,
+            ghost_expires_ms,
+            len(headers),
+            RECORD_ID_BYTES,
+            raw_bytes,
+            form,
+            len(face),
         )
-        item.body, item.slim_tail = stored, slim + shared.names + headers
-        item.raw_bytes = raw_bytes
-        item.row_bytes = len(item.slim_tail) + RECORD_ID_BYTES + FRAME_BYTES + BODY_ROWS_BYTES
+        item.set_body(stored, slim + shared.names + headers + face, raw_bytes)
     item.due_ms = due_ms
     if task.ttl is not None:
         ttl_ms = max(1, round(duration_s(task.ttl, "ttl") * 1000))

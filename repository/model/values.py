@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, get_args
 
 from ...engine.records.compression import VALUE_BYTES_MAX
 from ...engine.records.policy import BackoffKind
 from ...engine.runtime.task_id import UUID, TaskId
 from ...engine.values import LatencySummary
 from ...errors import UsageError
+from .flows.workflows import OnFailure
 from .task_options import (
     BACKOFF_FACTOR_MAX,
     BACKOFF_KINDS,
     BACKOFF_S_MAX,
+    DURATION_S_MAX,
     PRIORITY_DEFAULT,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    V = TypeVar("V", default=Any)
+else:
+    from typing import TypeVar
+
+    V = TypeVar("V")
 
 __all__ = [
     "ALL_TENANTS",
     "CONFLICTS",
+    "REDRIVE_POLICIES",
     "AllTenants",
     "AnyId",
+    "Attempt",
     "Backoff",
     "Codec",
     "Deferred",
     "Duration",
     "EngineStats",
+    "HistoryPage",
     "Limits",
     "NewTask",
     "OnConflict",
     "OnStageConflict",
+    "Part",
+    "Progress",
     "QueueStats",
     "Receipt",
+    "RedrivePolicy",
     "Result",
     "ShardStats",
     "Task",
@@ -45,6 +62,8 @@ AnyId = TaskId | UUID | str | bytes
 Duration = float | timedelta
 OnConflict = Literal["return", "raise", "replace"]
 CONFLICTS: Final[tuple[str, ...]] = get_args(OnConflict)
+RedrivePolicy = Literal["stored", "current"]
+REDRIVE_POLICIES: Final[tuple[str, ...]] = get_args(RedrivePolicy)
 OnStageConflict = Literal["error", "skip", "replace"]
 
 _T = TypeVar("_T")
@@ -119,6 +138,11 @@ class Limits:
     pending_max: int | None = None  # ready + delayed per (queue, tenant); then QueueFullError
     results_max: int = 1_000_000  # results kept in the whole store; the oldest go first
     reason_bytes_max: int = 1024  # nack, bury and error texts are cut here
+    # Of queues that have no setting of their own: how long the row of an ended task is kept without
+    # its value, in seconds (0: not at all); and how many rows, and bytes, of a queue.
+    history_s: int = 604_800
+    history_rows: int = 100_000
+    history_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -139,6 +163,10 @@ class Limits:
             raise UsageError("pending_max must be at least 1, or None")
         if self.results_max < 0 or not 0 <= self.reason_bytes_max <= 32 << 10:
             raise UsageError("results_max must not be negative, reason_bytes_max at most 32 KiB")
+        if not 0 <= self.history_s <= DURATION_S_MAX:
+            raise UsageError("history_s must be between 0 (off) and ten years")
+        if self.history_rows < 1 or self.history_bytes < 1:
+            raise UsageError("history_rows and history_bytes must be at least 1 (off: history_s=0)")
 
 
 class NewTask(NamedTuple):
@@ -147,9 +175,13 @@ class NewTask(NamedTuple):
     ``queue`` and ``tenant`` default to those of the queue (or parent) it is given to. The other
     options are those of ``Queue.enqueue``. (A named tuple, because people make millions of them.)
 
-    A task for another queue than the one it is given to (``engine.enqueue_many``, follow-ups) has
-    the default policy (max_attempts, retention, backoff) of ``Engine.queue``: not that of a
-    ``Queue`` object somebody has configured.
+    ``max_attempts``, ``retry``, ``retention`` and ``dead_retention`` are the task's policy: what it
+    carries holds wherever it is enqueued. None takes that of the ``Queue`` object it is given to; a
+    task for another queue than that one (``engine.enqueue_many``, follow-ups) takes the default of
+    ``Engine.queue``: not that of a ``Queue`` object somebody has configured.
+
+    A task with ``after`` is a batch of its own, and is no follow-up, and no member of a workflow:
+    there say so to ``Workflow.add``.
     """
 
     payload: Any
@@ -165,6 +197,14 @@ class NewTask(NamedTuple):
     headers: Mapping[str, Any] | None = None
     max_attempts: int | None = None
     shard_key: str | bytes | None = None
+    retry: Backoff | None = None
+    retention: Duration | None = None
+    dead_retention: Duration | None = None
+    labels: Mapping[str, str] | None = None
+    function: str | None = None
+    preview: str | None = None
+    after: Sequence[AnyId] = ()
+    on_failure: OnFailure = "run"
 
 
 class Receipt(NamedTuple):
@@ -176,6 +216,14 @@ class Receipt(NamedTuple):
     id: TaskId
     duplicate: bool = False
     replaced: TaskId | None = None
+
+
+class Progress(NamedTuple):
+    """How far a run has come, as its function last reported it; ``fraction`` is from 0 to 1."""
+
+    fraction: float | None
+    note: str
+    at: datetime
 
 
 class Deferred:
@@ -225,8 +273,11 @@ def _decoded_on_access(*names: str) -> Callable[[type[_T]], type[_T]]:
 class Task:
     """A task as found by ``get``, ``list``, ``peek`` or ``dead_letters``.
 
-    ``state`` is ready, delayed, leased, dead, completed, expired or cancelled. A finished task
-    has no payload and no headers any more. ``position`` is where a listing goes on ``after`` it.
+    ``state`` is ready, delayed, waiting (for other tasks), leased, dead, completed, expired or
+    cancelled. A finished task has no payload and no headers any more. ``position`` is where a
+    listing goes on ``after`` it; ``progress`` is that of the run that has it leased.
+
+    ``function``, ``preview`` and ``labels`` are those given at enqueue, also once it is finished.
 
     Payload and headers are decoded when they are first read. Reading what cannot be decoded, also
     by ``repr`` or ``==``, raises ``RecordCorruptError``, or what the queue's codec raises.
@@ -248,6 +299,10 @@ class Task:
     worker: str = ""
     reason: str = ""
     position: bytes = b""
+    function: str = ""
+    preview: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    progress: Progress | None = None
 
 
 def payload_bytes(task: Task) -> int:
@@ -259,15 +314,16 @@ def payload_bytes(task: Task) -> int:
 
 @_decoded_on_access("value")
 @dataclass(frozen=True, slots=True)
-class Result:
+class Result(Generic[V]):
     """How a task ended. ``status``: completed, dead, expired or cancelled.
 
-    The value is decoded when it is first read, as the payload of a ``Task``.
+    The value is decoded when it is first read, as the payload of a ``Task``. ``function``,
+    ``preview`` and ``labels`` are those that were given at enqueue, empty if none were.
     """
 
     task_id: TaskId
     status: str
-    value: Any
+    value: V
     error: str
     attempts: int
     queue: str
@@ -278,6 +334,91 @@ class Result:
     ready_at: datetime | None
     leased_at: datetime | None
     finished_at: datetime
+    function: str = ""
+    preview: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def waited(self) -> float | None:
+        """Seconds from ready to claimed, of its last run; None if it was never claimed."""
+        if self.ready_at is None or self.leased_at is None:
+            return None
+        return max(0.0, (self.leased_at - self.ready_at).total_seconds())
+
+    @property
+    def ran(self) -> float | None:
+        """Seconds from claimed to ended, of its last run; None if it was never claimed."""
+        if self.leased_at is None:
+            return None
+        return max(0.0, (self.finished_at - self.leased_at).total_seconds())
+
+    @property
+    def took(self) -> float:
+        """Seconds from its enqueue to its end."""
+        return max(0.0, (self.finished_at - self.enqueued_at).total_seconds())
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPage:
+    """Some ended tasks, those that were enqueued last first. It iterates over its results.
+
+    ``cursor`` is where the next page begins; None: there is no more. ``is_short``: the search ended
+    before ``limit`` was reached, because it had looked at enough rows; there may be more.
+    ``has_cut_previews``: others had a cut preview, in which ``text`` may have been.
+    """
+
+    results: Sequence[Result]
+    cursor: str | None
+    is_short: bool
+    has_cut_previews: bool = False
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of a task, and how it ended.
+
+    ``outcome``: nacked, lease_expired, buried; of the last run also completed, expired, cancelled.
+    A redriven task counts its runs anew. ``reason`` is cut to 512 bytes.
+    """
+
+    number: int
+    outcome: str
+    started_at: datetime | None
+    ended_at: datetime
+    worker: str
+    reason: str
+
+    @property
+    def ran(self) -> float | None:
+        """Seconds that it ran; None if it is not known when it began."""
+        if self.started_at is None:
+            return None
+        return max(0.0, (self.ended_at - self.started_at).total_seconds())
+
+
+@_decoded_on_access("value")
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One task that a workflow, or a waiting task, waits for.
+
+    ``status`` is that of its first end in this generation: completed, dead, cancelled, expired;
+    None while it is under way. ``value`` and ``error`` are those of its result, while that is
+    kept; the value is decoded when it is first read, as the payload of a ``Task``.
+    """
+
+    number: int
+    task_id: TaskId
+    status: str | None
+    value: Any = None
+    error: str = ""
+    queue: str = ""  # empty where no result is kept
+    ended_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,14 +429,16 @@ class QueueStats:
     delayed: int
     leased: int
     dead: int
-    results: int
+    results: int  # rows of ended tasks that are kept: results and history, dead ones as well
     oldest_ready_age: float | None
     is_paused: bool
+    waiting: int = 0  # for other tasks, in a workflow or by ``after=``
+    is_queue_paused: bool = False  # the whole queue, for all tenants
 
     @property
     def pending(self) -> int:
-        """Ready and delayed."""
-        return self.ready + self.delayed
+        """Ready, delayed and waiting."""
+        return self.ready + self.delayed + self.waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,3 +485,5 @@ class EngineStats:
     old_body_bytes: int
     unreadable: Sequence[str]  # what of each shard cannot be read, in words: see ``health``
     shards: Sequence[ShardStats]
+    waiting: int = 0  # tasks that wait for others
+    redact_failures: int = 0  # texts that were not stored because the hook ``redact`` failed

@@ -51,12 +51,19 @@ class Bodies:
 
     def __init__(self, files: BodyFiles, noted: int = 0) -> None:
         self.files = files
+        self.is_replica = False  # entries have whole records: see ``replica_bodies``
         self._noted = noted  # no number below it is begun by any later open
+        self.is_known = False  # ``body_gc`` has begun with them
         self.to_look: set[int] = set()  # files that ``body_gc`` has reason to look at
         self.died: set[int] = set()  # those in which something has died since it did
+        self.died_mono: dict[int, float] = {}  # when it saw that, by file
+        self.stuck: set[int] = set()  # those with records that cannot be read
         # A row was missing. What else is, nobody knows: no file goes, so that a salvage finds all.
         self.is_doubted = False
         self._busy: Counter[int] = Counter()  # by file: for how many
+        # Tasks whose rows are being moved, not known to be durable: their earlier ``o/`` key. Were
+        # that batch lost to a power cut alone, nobody else would know that this row is to go.
+        self.moving: dict[bytes, bytes] = {}
 
     def is_busy(self, number: int) -> bool:
         """Whether somebody is at work on a file: see ``body_gc``."""
@@ -89,6 +96,11 @@ class Bodies:
 
         A file goes only once it is durable that no row leads to it, and so is by then its number.
         """
+        group.has_bodies = True
+        group.ops += self.refer_ops(task_id, row)
+
+    def refer_ops(self, task_id: bytes, row: BodyRow) -> list[Op]:
+        """The operations of ``refer``, to be queued before any of another call."""
         ops: list[Op] = [
             (BODY + task_id, encode_body(row)),
             (body_at_key(row.file, row.offset, task_id), encode_body_at(row.size)),
@@ -96,8 +108,7 @@ class Bodies:
         if row.file >= self._noted:
             ops.append((BODY_FILES, encode_files(row.file + 1)))
             self._noted = row.file + 1
-        group.has_bodies = True
-        group.ops += ops
+        return ops
 
     def get(self, overlay: Overlay, task_id: bytes, record_id: bytes) -> bytes:
         """The payload of a task, in the record that the task's own record names.
@@ -130,26 +141,40 @@ class Bodies:
         Raises:
             StorageFullError, StorageError: nothing was queued. What was written is garbage.
         """
-        shared: dict[int, BodyRow] = {}
+        sharers: dict[int, list[EncodedTask]] = {}  # by which object the payload is
+        records: list[tuple[bytes, bytes]] = []
         for item in items:
             if item.body is None or item.body_row is not None:
                 continue
-            row = shared.get(id(item.body))
-            if row is None:
-                row = shared[id(item.body)] = self.write(ids.token(), item.body)
-            item.body_row = row
+            if id(item.body) in sharers:
+                sharers[id(item.body)].append(item)
+            else:
+                sharers[id(item.body)] = [item]
+                records.append((ids.token(), item.body))
+        if not records:
+            return
+        places = self.files.append_all(records)
+        for at, (record_id, _), same in zip(places, records, sharers.values(), strict=True):
+            row = BodyRow(at.size, at.file, at.offset, record_id)
+            for item in same:
+                item.body_row = row
 
     def drop(self, overlay: Overlay, group: Group, task_id: bytes) -> None:
         """``-b -o``: the task is over. Its payload, if nobody shares it, is dead."""
-        raw = overlay.get_sound(BODY + task_id)
+        group.ops += self.drop_ops(task_id, overlay.get_sound(BODY + task_id))
+
+    def drop_ops(self, task_id: bytes, raw: bytes | None) -> list[Op]:
+        """The operations of ``drop``. ``raw``: the task's body row; None: it cannot be read."""
         row = attempt(decode_body, raw)  # of one that is damaged the other row is left to repair
         if row is None:
-            group.ops.append((BODY + task_id, None))
-            return
-        at = body_at_key(row.file, row.offset, task_id)
-        group.ops += ((BODY + task_id, None), (at, None))
+            return [(BODY + task_id, None)]
         self.to_look.add(row.file)
         self.died.add(row.file)
+        at = body_at_key(row.file, row.offset, task_id)
+        ops: list[Op] = [(BODY + task_id, None), (at, None)]
+        if task_id in self.moving:
+            ops.append((self.moving[task_id], None))
+        return ops
 
 
 def open_bodies(store: Store, root: str, shard: int) -> Bodies | None:

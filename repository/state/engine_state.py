@@ -7,7 +7,9 @@ Everything here is synchronous. An operation is: wait for its turn (backpressure
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator
+from collections import OrderedDict
+from collections.abc import Collection, Coroutine, Iterator, Sequence
+from math import ceil
 from threading import get_ident
 from typing import Any, Final, Protocol
 
@@ -15,33 +17,64 @@ from ...coalescer.group import Group
 from ...coalescer.replicated import ReplicatedCoalescer
 from ...coalescer.shard_status import FAILED, STALLED
 from ...engine.records.compression import Compressor
-from ...engine.records.keyspace import expiry_key, ghost_hash
+from ...engine.records.keyspace import DELAYED, expiry_key, ghost_hash
+from ...engine.records.progress import ProgressRecord
 from ...engine.records.rows import IndexRow, encode_index_row
+from ...engine.records.workflow import HELD_MS
 from ...engine.runtime.clock import Clock, nanoseconds
 from ...engine.runtime.event_loop import Future, Spawner
 from ...engine.runtime.ids import IdSource, first_slot_of, shard_of, shard_of_slot
 from ...errors import (
+    BusyError,
     ClosedError,
     CorruptionError,
     LodeqError,
     StorageFullError,
     StoragePoisonedError,
+    UsageError,
 )
+from ..model.redaction import Redaction
 from ..model.values import Codec, Limits
 from . import engine_log
+from .caches.claim_sets import ClaimSets
+from .caches.delayed_cache import DelayedCache, DelayedRow, held_bytes_of
+from .caches.ready_cache import WINDOW_ROWS, ReadyCache, RowFacts
 from .deadlines import Deadlines
+from .function_counts import FunctionCounts
+from .home_shard import HomeShard
 from .lease_state import LeasedRun, LeaseHolder, LeaseState
+from .limits.queue_limits import QueueLimits
+from .limits.queue_rules import NOT_SET, UNSET, QueueRules
+from .limits.share import Share
 from .long_polls import LongPolls
-from .queue_state import NEVER_MS, QueueState, Shard, ShardQueue, TenantQueue
-from .ready_cache import RowFacts
+from .queue_state import NEVER_MS, HistoryBounds, QueueState, Shard, ShardQueue, TenantQueue
+from .thread_reads import ThreadReads
 from .waits import backpressure, commit_barrier
 
-__all__ = ["EngineState", "HiddenRowSearch", "Totals"]
+__all__ = [
+    "GOES",
+    "LOSES_VALUE",
+    "READ",
+    "SECOND_MS",
+    "EngineState",
+    "HiddenRowSearch",
+    "JoinCounts",
+    "Totals",
+]
 
 NO_BODIES: Final = 1 << 62  # no payload is so large
-HELD_BYTES_MAX = 32 << 20  # bodies of freshly enqueued tasks kept for their claim
+# Records in ready caches, up to which those of new tasks are kept; a third more with those that
+# claims have read ahead.
+HELD_BYTES_MAX = 24 << 20
+AHEAD_BYTES_MAX: Final = 1 << 20  # of one claim
+AHEAD_CACHES_MAX: Final = 4096
+KEPT_ROWS: Final = 4  # keep their records when those of a cache are dropped
 ANOMALIES_MAX: Final = 100
 SECOND_MS: Final = 1000
+GOES: Final = b"c"  # kinds of expiry entries of results, behind one that names their bucket
+LOSES_VALUE: Final = b"v"
+READ: Final = b"h"
+NEAR_MS: Final = 60_000  # tasks delayed by more are kept on disk only, until it is their turn
 REOPEN: Final = "close the engine and reopen it"
 
 
@@ -57,8 +90,58 @@ class HiddenRowSearch(Protocol):
     def came_in(self, shard: Shard, first: bytes) -> None:
         """A load has come in; its tasks begin at ``first``."""
 
+    def forget(self, shard: Shard) -> None:
+        """The shard is not here any more."""
+
     def slices(self) -> Iterator[Shard]:
         """Search what is left, one bounded step at a time; yields the shard of each step."""
+
+
+class JoinCounts(Protocol):
+    """Counts ends of members in joins: ``Joins``, which works on an ``EngineState``."""
+
+    has_more: bool  # ends came after ``slices`` had looked, or there were too many for one pass
+
+    def ended(self, group: Group, shard: Shard, task_id: bytes, status: int, now_us: int) -> None:
+        """A member has ended: count it, and let go what waited for it last.
+
+        Args:
+            group: takes the rows.
+            shard: of the member.
+            task_id: the member's, 16 bytes.
+            status: how it ended; 0: a dead one goes.
+            now_us: wall clock in microseconds.
+        """
+
+    def redriven(self, group: Group, shard: Shard, task_id: bytes) -> None:
+        """A dead member runs again: joins that wait for that take its end back.
+
+        Args:
+            group: takes the rows.
+            shard: of the member.
+            task_id: the member's, 16 bytes.
+        """
+
+    def pins(self, shard: Shard, task_id: bytes) -> bool:
+        """Whether a member's result is kept beyond its time: a join that it is part of waits."""
+
+    def awaits(self, shard: Shard, task_id: bytes) -> bool:
+        """Whether a dead member is kept beyond its time: a join waits for its redrive."""
+
+    def forget(self, shard: Shard) -> None:
+        """The shard is not here any more."""
+
+    def sweep(self, shard: Shard, group: Group, join: bytes) -> None:
+        """A join's time is over: forget it, a slice at a time."""
+
+    def problems(self) -> list[str]:
+        """Why not all is well, for health: ends that no leader here has taken for too long."""
+
+    def load(self, shard: Shard) -> None:
+        """Look whether the shard has joins, which then ask their members."""
+
+    def slices(self) -> Iterator[dict[Shard, Group]]:
+        """Do what is left to do in the background, one atomic section a step."""
 
 
 class Totals:
@@ -113,31 +196,64 @@ class EngineState:
         self.body_bytes_min = NO_BODIES
         self.plain_bytes_max = limits.payload_bytes_max
         self.seq = seq
-        self.shards: list[Shard] = []
+        self.shards: list[Shard] = []  # all of the store's, by index
+        # Those that are here, which whole-store calls are about: replaced, never changed. Nearly
+        # always the list of all; else the others are stubs, see ``coalescer/hosting.py``.
+        self.hosted: list[Shard] = self.shards
+        self.first_index = 0  # of the shard that has pauses, settings and functions; see ``first``
         self.topics: dict[bytes, QueueState] = {}
+        self.history = HistoryBounds(limits.history_s, limits.history_rows, limits.history_bytes)
+        self.rules: dict[bytes, QueueRules] = {}  # of queues with settings, tasks or not
+        self.rules_set = 0  # how often they have changed
         self.leases: dict[bytes, LeaseState] = {}
+        self.progress: dict[bytes, ProgressRecord] = {}  # of leased tasks that report any
         self.leased_runs: dict[tuple[bytes, bytes | None], LeasedRun] = {}  # of ``task_list``
         self.result_waiters: dict[bytes, list[Future]] = {}
         self.merged_claims = 0  # tasks granted to claims from several queues, with a boost
         self.totals = Totals()
+        self.home = HomeShard(self.shards)
         self.anomalies: list[str] = []  # the first of them
         self.more_anomalies = 0  # how many came after those
         self.last_anomaly = ""
         self.damaged_blocks: set[str] = set()  # that are in the log, by what RocksDB says of them
         self.logged_failures: set[int] = set()  # shards whose failure is in the log
         self.codecs: dict[bytes, Codec | None] = {}
+        self.redaction: Redaction | None = None  # set by open
         self.held_bytes = 0
         self.held_bytes_max = HELD_BYTES_MAX
+        # Those that claims have read ahead for, the oldest first.
+        self.ahead: OrderedDict[ReadyCache, None] = OrderedDict()
         self.index_values: dict[bytes, RowFacts] = {}  # decoded once; bounded by ``claim_order``
         self.is_closed = False
-        self.is_disk_low = False
+        self.is_disk_low = False  # the disk's, or the replicated log's: enqueues are refused
+        self.log_full: str | None = None  # why the log takes no enqueues; None: it does
+        self._is_own_disk_low = False
         self.deadlines = Deadlines(self.leases, self.shards)
-        self.waiters = LongPolls(spawner, clock, self.shards)
+        self.claim_sets = ClaimSets()
+        self.waiters = LongPolls(spawner, clock, self.shards, self.claim_sets)
+        self.queue_limits = QueueLimits(
+            spawner,
+            clock,
+            self.topics,
+            self.leases,
+            self.claim_sets,
+            self.waiters,
+            self._share,
+        )
+        self.has_limits = False  # whether any queue has one
+        self.function_counts = FunctionCounts()
+        self.thread_reads = ThreadReads(spawner)
         # Set by open: both are in layers above.
         self.lease_type: type[LeaseState]
         self.hidden: HiddenRowSearch
+        self.flows: JoinCounts
         self.keepalives: dict[LeaseHolder, None] = {}  # asked before any lease is reaped
         self.kept_alive: dict[bytes, LeaseHolder] = {}  # by task: to be called when its lease ends
+
+    def _share(self) -> Share:
+        """The shards that are led here: so much of the limits of queues holds here."""
+        led = [one.index for one in self.shards if not one.co.is_following]
+        return Share(led, len(self.shards))
 
     def set_body_bytes_min(self, least: int) -> None:
         """From so many bytes on, payloads lie in body files."""
@@ -162,16 +278,82 @@ class EngineState:
             self.spawner.call_soon(self._forget_loop)
 
     def _forget_loop(self) -> None:
-        self.is_loop_checked = False
+        self.is_loop_checked = self.home.is_chosen = False
 
     def check_healthy(self) -> None:
-        """Before an empty-handed answer: with every shard poisoned it would be a lie."""
+        """Before a wait: nobody would be served with every shard poisoned."""
         if all(shard.co.status > STALLED for shard in self.shards):
             raise self.refusal()
+
+    def check_led(self, shards: Collection[int], *, to_write: bool = False) -> None:
+        """Check that this replica leads all of these shards.
+
+        Args:
+            shards: their indexes.
+            to_write: also that each takes writes.
+
+        Raises:
+            UsageError: there is no such shard.
+            NotLeaderError: another replica leads one of them, or this one is not ready to serve it.
+        """
+        for index in shards:
+            if not 0 <= index < len(self.shards):
+                raise UsageError(f"there is no shard {index}: the store has {len(self.shards)}")
+            co = self.shards[index].co
+            if co.is_following or (to_write and not co.takes_writes):
+                raise co.refusal()
+
+    def check_inherited(self, lease: LeaseState) -> None:
+        """Before somebody else than its holder ends a lease.
+
+        Raises:
+            BusyError: it is of an earlier leader, which may still extend it.
+        """
+        shard = lease.bucket.shard
+        left_s = shard.inherits_mono - self.clock.mono() if shard.inherits_mono else 0.0
+        if left_s > 0 and lease.epoch < shard.first_epoch:
+            raise BusyError(
+                f"{lease.task_id} is leased by the leader before, which may not know that its term "
+                "is over: retry once its answers can arrive no more",
+                retry_after_ms=ceil(left_s * 1000),
+            )
+
+    def check_empty(self) -> None:
+        """Before an empty-handed answer: a lie if no shard is healthy and surely led from here."""
+        for shard in self.shards:
+            if shard.co.status <= STALLED and shard.co.has_session:
+                return
+        raise self.refusal()
+
+    @property
+    def submission_bytes_max(self) -> int:
+        """Bytes that one submission may have in any shard."""
+        return min(shard.co.submission_bytes_max for shard in self.shards)
+
+    @property
+    def has_all(self) -> bool:
+        """Whether all shards of the store are here."""
+        return len(self.hosted) == len(self.shards)
+
+    def is_any_tended(self) -> bool:
+        """Whether some shard is surely led from here."""
+        return any(shard.co.is_tended for shard in self.shards)
+
+    def note_disk(self, *, is_low: bool) -> None:
+        """Take what was seen of the disk's free space."""
+        self._is_own_disk_low = is_low
+        self.is_disk_low = is_low or self.log_full is not None
+
+    def note_log_room(self, problem: str | None) -> None:
+        """Take why the replicated log has no room for enqueues; None: it has."""
+        self.log_full = problem
+        self.is_disk_low = self._is_own_disk_low or problem is not None
 
     def check_intake(self) -> None:
         """Before an enqueue: the disk must have more free space than what ends tasks needs."""
         if self.is_disk_low:
+            if self.log_full is not None and not self._is_own_disk_low:
+                raise StorageFullError(self.log_full)
             raise StorageFullError(
                 "the disk is nearly full: enqueues are refused, complete, release and reap go on; "
                 "free some space"
@@ -195,11 +377,23 @@ class EngineState:
         """The lane, made where needed: something is about to be put there."""
         topic = self.topics.get(queue)
         if topic is None:
-            topic = self.topics[queue] = QueueState(queue)
+            topic = self.topics[queue] = QueueState(queue, self.history)
+            if self.rules:
+                topic.rules = self.rules.get(queue, UNSET)
+                topic.history = self.history_of(topic.rules)
+                self.queue_limits.adopt(topic)
         lane = topic.lanes.get(tenant)
         if lane is None:
             lane = topic.lanes[tenant] = TenantQueue(topic, tenant, len(self.shards))
         return lane
+
+    @property
+    def first(self) -> Shard:
+        """The shard with the rows of pauses, settings of queues and published functions.
+
+        That is the store's first; of one of several processes with a store the first that it has.
+        """
+        return self.shards[self.first_index]
 
     def shard_of(self, task_id: bytes) -> Shard:
         """Where a task lives."""
@@ -217,8 +411,14 @@ class EngineState:
             raise shard.co.refusal() if shard.co.status > STALLED else self.refusal()
         return ghost_hash(shard.secret, routing)
 
-    def healthy_slot(self) -> int:
-        """A random slot of a shard that takes writes, for tasks without a key."""
+    def healthy_slot(self, tasks: int = 1) -> int:
+        """A slot for ``tasks`` tasks without a key: of a shard that takes writes; see ``home``."""
+        if len(self.shards) > 1:
+            home = self.home
+            if home.current() is None:
+                raise self.refusal()
+            home.stayed += tasks
+            return self.ids.slot_within(home.first_slot, home.slots)
         for _ in range(64):
             slot = self.ids.slot()
             if self.shard_of_slot(slot).co.status <= STALLED:
@@ -230,6 +430,12 @@ class EngineState:
 
     def healthy_id(self, now_ms: int) -> bytes:
         """An id in such a slot."""
+        if len(self.shards) > 1:
+            home = self.home
+            if home.current() is None:
+                raise self.refusal()
+            home.stayed += 1
+            return self.ids.new_within(now_ms, home.first_slot, home.slots)
         for _ in range(64):
             task_id = self.ids.new_unkeyed(now_ms)
             if self.shard_of(task_id).co.status <= STALLED:
@@ -237,10 +443,13 @@ class EngineState:
         return self.ids.new(now_ms, self.healthy_slot())
 
     def refusal(self) -> LodeqError:
-        """Why no shard takes writes: all are poisoned, or (replicated) those that are not led."""
+        """Why no shard serves: all are poisoned, or (replicated) not led, or not known to be."""
         for shard in self.shards:
-            if isinstance(shard.co, ReplicatedCoalescer) and shard.co.is_following:
-                return shard.co.not_leader()
+            if isinstance(shard.co, ReplicatedCoalescer):
+                if shard.co.status <= STALLED:  # by somebody else, as far as is known
+                    return shard.co.session_over()
+                if shard.co.is_given_up:
+                    return shard.co.not_leader()
             if shard.co.is_following:
                 return shard.co.refusal()
         return StoragePoisonedError(
@@ -252,12 +461,59 @@ class EngineState:
         lane = self.lane(queue, tenant if tenant is not None else b"")
         if tenant is None:
             lane.topic.is_paused = is_paused
+            lane.topic.is_held = is_paused or lane.topic.is_limited
         else:
             lane.is_paused = is_paused
-        if not is_paused and self.waiters.by_lane:  # there may be a hundred thousand tenants
+            (lane.topic.paused.add if is_paused else lane.topic.paused.discard)(tenant)
+        self.claim_sets.reset()
+        if not is_paused and self.claim_sets.waiting:  # there may be a hundred thousand tenants
             for other in lane.topic.lanes.values() if tenant is None else (lane,):
                 if other.ready:
                     self.waiters.note(other)
+
+    def set_rules(
+        self,
+        queue: bytes,
+        rules: QueueRules,
+        *,
+        is_past_known: bool = True,
+        starts: Sequence[int] | None = None,
+    ) -> None:
+        """Set the rules of a queue in memory; the row is apart.
+
+        Args:
+            queue: its name.
+            rules: ``UNSET`` where nothing is.
+            is_past_known, starts: after a restart: see ``QueueLimits.set``.
+        """
+        if rules.stored:
+            self.rules[queue] = rules
+        else:
+            self.rules.pop(queue, None)
+        topic = self.topics.get(queue)
+        if topic is not None:
+            topic.rules = rules
+            topic.history = self.history_of(rules)
+        self.rules_set += 1
+        self.queue_limits.set(queue, rules, is_past_known=is_past_known, starts=starts)
+        self.has_limits = bool(self.queue_limits.by_queue)
+
+    def keeps_faces(self, queue: bytes) -> bool:
+        """Whether function, preview and labels of the queue's tasks are stored."""
+        rules = self.rules.get(queue) if self.rules else None
+        return rules is None or rules.has_faces
+
+    def history_of(self, rules: QueueRules) -> HistoryBounds:
+        """How long a queue with these settings keeps what is known of ended tasks, and how much."""
+        default = self.history
+        ms, rows, bytes_max = rules.history_ms, rules.history_rows, rules.history_bytes
+        if ms == rows == bytes_max == NOT_SET:
+            return default
+        return HistoryBounds(
+            default.seconds if ms == NOT_SET else -(-ms // SECOND_MS),
+            default.rows if rows == NOT_SET else rows,
+            default.bytes_max if bytes_max == NOT_SET else bytes_max,
+        )
 
     # -- moves -------------------------------------------------------------------------
 
@@ -286,7 +542,7 @@ class EngineState:
             group,
             bucket,
             index,
-            (key, task_id, row.attempts, row.flags, row.expires_ms, row.record_bytes, record),
+            (key, key[-16:], row.attempts, row.flags, row.expires_ms, row.record_bytes, record),
         )
 
     def note_ready(
@@ -310,11 +566,19 @@ class EngineState:
         if record is not None and self.held_bytes >= self.held_bytes_max:
             window_row, record = (*window_row[:6], None), None
         window = bucket.windows[index]
+        if (
+            window is not None
+            and record is not None
+            and len(window.rows) >= window.cap
+            and window.is_complete
+            and self.held_bytes < self.held_bytes_max // 4 * 3
+        ):
+            window.grow()
         # The tail of a list that is all in memory: nearly every enqueue.
         if (
             window is not None
             and window.is_complete
-            and len(window.rows) < window.cap
+            and len(window.rows) < (window.cap if record is not None else WINDOW_ROWS)
             and (not window.rows or window_row[0] > window.rows[-1][0])
         ):
             window.rows.append(window_row)
@@ -332,8 +596,26 @@ class EngineState:
         topic = lane.topic
         if lane.tenant not in topic.turns:
             topic.turns[lane.tenant] = None
-        if self.waiters.by_lane:
-            self.waiters.note(lane)
+        if self.claim_sets.is_noted:
+            self.waiters.note(lane, window_row[0])
+
+    def ahead_bytes(self, cache: ReadyCache) -> int:
+        """How many bytes of records may be read ahead for ``cache``, which a claim works on.
+
+        Where too much is held, caches that nobody has read ahead for of late give up all records
+        but the next few: of ten thousand lanes that are claimed in turn each keeps some.
+        """
+        ahead = self.ahead
+        ahead[cache] = None
+        ahead.move_to_end(cache)
+        free = self.held_bytes_max + self.held_bytes_max // 3 - self.held_bytes
+        for _ in range(8):
+            if (free >= AHEAD_BYTES_MAX and len(ahead) <= AHEAD_CACHES_MAX) or len(ahead) < 2:
+                break
+            freed = ahead.popitem(last=False)[0].drop_records(KEPT_ROWS)
+            self.held_bytes -= freed
+            free += freed
+        return max(0, min(free, AHEAD_BYTES_MAX))
 
     def drop_ready(self, group: Group, bucket: ShardQueue, key: bytes) -> None:
         """A ready row goes away by other means than a claim."""
@@ -343,9 +625,17 @@ class EngineState:
         row = bucket.discard(key)
         if row is not None and row[6] is not None:
             self.held_bytes -= row[5]
+        if not bucket.ready and self.claim_sets.sets:
+            self.claim_sets.emptied(bucket.lane, None)
 
     def put_delayed(
-        self, group: Group, bucket: ShardQueue, key: bytes, due_ms: int, row: bytes
+        self,
+        group: Group,
+        bucket: ShardQueue,
+        key: bytes,
+        due_ms: int,
+        row: bytes,
+        held: DelayedRow | None = None,
     ) -> None:
         """A task waits until ``due_ms``; ``row`` is the encoded value.
 
@@ -354,14 +644,65 @@ class EngineState:
             key: the delayed key.
             due_ms: wall milliseconds.
             row: the encoded value.
+            held: as ``DelayedCache`` holds it; None: it is read again when it is due.
         """
         group.ops.append((key, row))
         group.dirty[bucket] = None
+        cache = bucket.delayed_rows
+        if cache is None:
+            cache = bucket.delayed_rows = DelayedCache(bucket.prefix + DELAYED)
+        if not bucket.delayed:  # all that is delayed is what comes now
+            cache.cut(bucket.prefix + DELAYED)
+            cache.edge = None
         bucket.delayed += 1
+        # ``seq`` was drawn just now: it is the time, in microseconds.
+        if (
+            held is None
+            or self.held_bytes >= self.held_bytes_max
+            or due_ms - NEAR_MS > self.seq // 1000
+        ):
+            cache.cut(key)
+            if due_ms >= HELD_MS:
+                bucket.waiting += 1
+        elif cache.put(held):
+            self.held_bytes += held_bytes_of(held)
+        if cache.lost_bytes:
+            self.held_bytes -= cache.lost_bytes
+            cache.lost_bytes = 0
         if key < bucket.delayed_head:
             bucket.delayed_head = key
         if due_ms < bucket.next_due_ms:
             self.deadlines.note_due(bucket, due_ms)
+
+    def drop_delayed(self, group: Group, bucket: ShardQueue, key: bytes) -> None:
+        """A delayed row goes away by other means than its turn."""
+        group.ops.append((key, None))
+        group.dirty[bucket] = None
+        bucket.delayed -= 1
+        if bucket.waiting and int.from_bytes(key[-32:-24], "big") >= HELD_MS:
+            bucket.waiting -= 1
+        if bucket.delayed_rows is not None:
+            row = bucket.delayed_rows.discard(key)
+            if row is not None:
+                self.held_bytes -= held_bytes_of(row)
+
+    def cut_delayed(self, bucket: ShardQueue, key: bytes) -> None:
+        """Delayed rows from ``key`` on have come to the disk by another way: hold none of them."""
+        cache = bucket.delayed_rows
+        if cache is not None:
+            cache.cut(key)
+            self.held_bytes -= cache.lost_bytes
+            cache.lost_bytes = 0
+
+    def let_go(self, bucket: ShardQueue) -> None:
+        """Count out what memory holds of the rows of ``bucket``: it is about to be dropped."""
+        self.cut_delayed(bucket, bucket.prefix + DELAYED)
+        for window in bucket.windows:
+            if window is not None:
+                self.ahead.pop(window, None)
+                self.held_bytes -= sum([row[5] for row in window.rows if row[6] is not None])
+                self.held_bytes -= window.lost_bytes
+                window.lost_bytes = 0
 
     def file_expiry(self, shard: Shard, group: Group, at_ms: int, entry: bytes) -> None:
         """Look at ``entry`` once ``at_ms`` has passed: rounded up to a second, one row a group.
@@ -380,20 +721,23 @@ class EngineState:
         self.note_expiry(shard, bucket_ms)
         group.expiry[bucket_ms] = [entry]
 
-    def final_rows(self, shard: Shard, group: Group, at_ms: int, bucket: ShardQueue) -> list[bytes]:
-        """Where to add completed tasks whose results go, unread (they are final), at ``at_ms``.
+    def final_rows(
+        self, shard: Shard, group: Group, at_ms: int, bucket: ShardQueue, kind: bytes
+    ) -> list[bytes]:
+        """Where to add ended tasks whose results are due at ``at_ms``.
 
         Args:
             shard: of the tasks.
             group: the open group of the task's shard; the rows go into it.
-            at_ms: when the results go, wall milliseconds.
+            at_ms: when the results are due, wall milliseconds.
             bucket: whose counter has the results.
+            kind: of the entries: ``GOES`` (unread: the result is final), ``LOSES_VALUE``, ``READ``.
         """
         bucket_ms = -(-at_ms // SECOND_MS) * SECOND_MS
-        rows = group.final.get((bucket_ms, bucket))
+        rows = group.final.get((bucket_ms, bucket, kind))
         if rows is None:
             self.note_expiry(shard, bucket_ms)
-            rows = group.final[bucket_ms, bucket] = []
+            rows = group.final[bucket_ms, bucket, kind] = []
         return rows
 
     def refile(self, shard: Shard, group: Group, at_ms: int, entry: bytes) -> None:
@@ -408,9 +752,12 @@ class EngineState:
 
     def note_expiry(self, shard: Shard, bucket_ms: int) -> None:
         """There is something to look at in that bucket, maybe behind a sweep."""
-        head = expiry_key(bucket_ms, 0)
-        if head < shard.expiry_head:  # behind a sweep: it has to come back
-            shard.expiry_head = head
+        # Nearly always what was noted last, since when the head has not moved.
+        if bucket_ms != shard.noted_ms or shard.expiry_head is not shard.noted_head:
+            head = expiry_key(bucket_ms, 0)
+            if head < shard.expiry_head:  # behind a sweep: it has to come back
+                shard.expiry_head = head
+            shard.noted_ms, shard.noted_head = bucket_ms, shard.expiry_head
         if bucket_ms < shard.next_expiry_ms:
             shard.next_expiry_ms = bucket_ms
             self.deadlines.note_expiry()
@@ -423,6 +770,9 @@ class EngineState:
         do for it. All that is about failure: where a shard is only led elsewhere, results arrive
         with the entries, and its memory has been dropped and counted anew.
         """
+        self.claim_sets.reset()
+        if self.has_limits:
+            self.queue_limits.recount()
         for shard in self.shards:
             if shard.co.status >= FAILED:
                 self._forget_due(shard)
@@ -478,6 +828,10 @@ class EngineState:
         lease.is_live = False
         del self.leases[task_id]
         self.deadlines.forget(lease)
+        if self.has_limits:
+            self.queue_limits.ended(lease)
+        if self.progress:
+            self.progress.pop(task_id, None)
         if self.kept_alive:
             keepalive = self.kept_alive.pop(task_id, None)
             if keepalive is not None:
@@ -506,10 +860,10 @@ class EngineState:
         return backpressure(self.check, shard)
 
     def commit_barrier(
-        self, shard: Shard, *, is_durable: bool = False
+        self, shard: Shard, *, is_durable: bool = False, is_local: bool = False
     ) -> Coroutine[Any, Any, None]:
         """Wait until everything queued on the shard is committed; see ``waits``."""
-        return commit_barrier(shard, is_durable=is_durable)
+        return commit_barrier(shard, is_durable=is_durable, is_local=is_local)
 
     def notify_result(self, group: Group, task_id: bytes) -> None:
         """Wake those who wait for this task's result, when its end is committed."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from ...engine.runtime.mypyc_compat import mypyc_attr
 from ...engine.runtime.task_id import TaskId
 from ..model.values import Codec
+from .function_counts import FunctionTally
 from .queue_state import ShardQueue
 
 __all__ = ["LeaseHolder", "LeaseState", "LeasedRun"]
@@ -28,6 +29,7 @@ class LeaseState:
         "deadline_mono",
         "epoch",
         "expires_ms",
+        "face",
         "flags",
         "ghost",
         "ghost_expires_ms",
@@ -40,6 +42,7 @@ class LeaseState:
         "priority",
         "record",
         "record_bytes",
+        "runs",
         "stored_s",
         "task_id",
         "times",
@@ -70,6 +73,8 @@ class LeaseState:
     ghost: bytes
     ghost_expires_ms: int
     record_bytes: int
+    runs: FunctionTally | None  # of its task's function
+    face: bytes  # as in the task record: its end writes it into the result
     stored_s: float  # the length that its row has; not set while that is ``lease_s``
 
 

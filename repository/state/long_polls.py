@@ -16,16 +16,17 @@ from typing import Final
 from ...engine.runtime.clock import Clock, TimerHandle
 from ...engine.runtime.event_loop import Future, Spawner
 from ...errors import LodeqError
+from .caches.claim_sets import ClaimSet, ClaimSets, LaneKey
 from .lease_state import LeaseState
-from .queue_state import Shard, TenantQueue
+from .queue_state import QueueState, Shard, TenantQueue
 
 __all__ = ["ClaimRequest", "LongPoll", "LongPolls"]
 
 LINES_MAX: Final = 64  # lengths of a wait with a line of their own
 STALE_MIN = 64  # fewer stale entries are not worth a rebuild of the heap
 SERVED_MAX = 1024  # tasks, or waiters, in one turn; the others are served in the next
+NOTED_MAX: Final = 2048  # tenants that are noted in one turn
 SERVED_BYTES_MAX: Final = 4 << 20  # of their records: as much as one claim may read
-LaneKey = tuple[bytes, bytes | None]  # tenant None: all tenants
 NO_TENANTS: Final[frozenset[bytes]] = frozenset()
 NO_BOOSTS: Final[Mapping[LaneKey, float]] = {}
 
@@ -36,7 +37,9 @@ class ClaimRequest:
     __slots__ = (
         "boosts",
         "bytes_max",
+        "claim_set",
         "is_exported",
+        "is_look",
         "is_plain",
         "keys",
         "lane",
@@ -58,8 +61,12 @@ class ClaimRequest:
         is_exported: bool = False,
         skipped: frozenset[bytes] = NO_TENANTS,
         bytes_max: int = 0,
+        claim_set: ClaimSet | None = None,
+        is_look: bool = False,
     ) -> None:
         self.keys = keys
+        self.is_look = is_look  # it takes nothing: who asks is told that there is something
+        self.claim_set = claim_set  # of ``keys``, where they are several and it is kept
         self.lane: TenantQueue | None = None  # where ``take_one`` found the last task
         self.limit = limit
         self.lease_s = lease_s
@@ -69,7 +76,13 @@ class ClaimRequest:
         self.is_exported = is_exported
         self.skipped = skipped  # tenants that get nothing by it; of ALL_TENANTS only
         self.bytes_max = bytes_max  # of records; 0: ``CLAIM_BYTES_MAX``
-        self.is_plain = limit == 1 and len(keys) == 1 and not boosts
+        is_one = limit == 1 and not boosts and not is_look
+        self.is_plain = is_one and (len(keys) == 1 or claim_set is not None)
+
+    @property
+    def is_set_kept(self) -> bool:
+        """Whether the next tasks of its queues are known from one claim to the next."""
+        return self.claim_set is not None and self.claim_set.is_kept
 
 
 class LongPoll:
@@ -93,16 +106,28 @@ class LongPolls:
     were taken from its front, which makes serving a long line quadratic.
     """
 
-    def __init__(self, spawner: Spawner, clock: Clock, shards: Sequence[Shard]) -> None:
+    def __init__(
+        self, spawner: Spawner, clock: Clock, shards: Sequence[Shard], sets: ClaimSets
+    ) -> None:
         self._spawner = spawner
+        self._sets = sets
         self._clock = clock
         self._shards = shards
+        # Whether a claim's entry has a chance; what is ready meanwhile is kept.
+        self.may_serve: Callable[[], bool] = lambda: True
         # Gives a waiter what is ready: ``claim.serve_waiter``, set by open, from a layer above.
         self.serve_one: Callable[[LongPoll], bool] = lambda waiter: False
+        # Raises where an empty answer might be a lie: ``EngineState.check_empty``.
+        self.check_empty: Callable[[], None] = lambda: None
+        # Who waits for one queue, or for several whose set is not kept.
         self.by_lane: dict[LaneKey, OrderedDict[LongPoll, None]] = {}
+        self.by_number: dict[int, LongPoll] = {}  # who waits for a kept set; it has the numbers
         # Waiters for all tenants, a second time: by the tenants they skip.
         self._by_skipped: dict[LaneKey, dict[frozenset[bytes], OrderedDict[LongPoll, None]]] = {}
         self.ready: dict[TenantQueue, None] = {}  # to be served before the next write
+        # Queues at their limit; and of every queue with one, lanes whose tasks somebody waits for.
+        self._held: dict[bytes, QueueState] = {}
+        self._held_lanes: dict[QueueState, OrderedDict[TenantQueue, None]] = {}
         self._n = 0
         # Waiters of one length time out in the order they came: a line for each, one timer
         # for all. A timer of the loop's own for every claim would cost more than the claim.
@@ -114,22 +139,19 @@ class LongPolls:
         self._timer: TimerHandle | None = None
         self._timer_at = float("inf")
 
-    def add(self, request: ClaimRequest, wait_s: float) -> LongPoll:
+    def add(self, request: ClaimRequest, wait_s: float, future: Future | None = None) -> LongPoll:
         """A claim found nothing and is willing to wait: its future gets leases, or [] too late."""
         self._n += 1
-        waiter = LongPoll(self._n, request, self._spawner.future())
-        by_lane = self.by_lane
-        for key in request.keys:
-            here = by_lane.get(key)
-            if here is None:
-                here = by_lane[key] = OrderedDict()
-            here[waiter] = None
-            if key[1] is None:
-                groups = self._by_skipped.setdefault(key, {})
-                group = groups.get(request.skipped)
-                if group is None:
-                    group = groups[request.skipped] = OrderedDict()
-                group[waiter] = None
+        waiter = LongPoll(self._n, request, self._spawner.future() if future is None else future)
+        self._sets.note_waiting(1)
+        claim_set = request.claim_set
+        if claim_set is not None and claim_set.is_kept:  # and is, for as long as anybody waits
+            claim_set.waiters[self._n] = None
+            self.by_number[self._n] = waiter
+        else:
+            self._add_by_key(waiter)
+        if self._held:
+            self._note_held(request)
         waiter.wait_s = wait_s
         waiter.deadline = deadline = self._clock.mono() + wait_s
         line = self._lines.get(wait_s)
@@ -143,6 +165,20 @@ class LongPolls:
         if deadline < self._timer_at:
             self._arm(deadline)
         return waiter
+
+    def _add_by_key(self, waiter: LongPoll) -> None:
+        by_lane, request = self.by_lane, waiter.request
+        for key in request.keys:
+            here = by_lane.get(key)
+            if here is None:
+                here = by_lane[key] = OrderedDict()
+            here[waiter] = None
+            if key[1] is None:
+                groups = self._by_skipped.setdefault(key, {})
+                group = groups.get(request.skipped)
+                if group is None:
+                    group = groups[request.skipped] = OrderedDict()
+                group[waiter] = None
 
     def _arm(self, at: float) -> None:
         if self._timer is not None:
@@ -173,7 +209,13 @@ class LongPolls:
 
     def _give_up(self, waiter: LongPoll) -> None:
         self.remove(waiter)
-        if not waiter.future.done():
+        if waiter.future.done():
+            return
+        try:
+            self.check_empty()
+        except LodeqError as error:
+            waiter.future.set_exception(error)
+        else:
             waiter.future.set_result([])
 
     def remove(self, waiter: LongPoll) -> None:
@@ -181,6 +223,7 @@ class LongPolls:
         if not waiter.is_waiting:
             return
         waiter.is_waiting = False
+        self._sets.note_waiting(-1)
         if self._odd.pop(waiter.number, None) is not None:
             if len(self._heap) > STALE_MIN + 2 * len(self._odd):
                 self._heap = [entry for entry in self._heap if entry[1] in self._odd]
@@ -191,6 +234,14 @@ class LongPolls:
                 line.pop(waiter, None)
                 if not line:
                     del self._lines[waiter.wait_s]
+        if self.by_number.pop(waiter.number, None) is not None:
+            claim_set = waiter.request.claim_set
+            if claim_set is not None:
+                claim_set.waiters.pop(waiter.number, None)
+        else:
+            self._remove_by_key(waiter)
+
+    def _remove_by_key(self, waiter: LongPoll) -> None:
         for key in waiter.request.keys:
             here = self.by_lane.get(key)
             if here is not None:
@@ -211,22 +262,39 @@ class LongPolls:
             if not groups:
                 del self._by_skipped[key]
 
-    def note(self, lane: TenantQueue) -> None:
-        """A task became ready in ``lane`` (or the lane was resumed)."""
+    def note(self, lane: TenantQueue, key: bytes = b"") -> None:
+        """Tasks became ready in ``lane`` (or the lane was resumed); ``key``: of the first of them.
+
+        Nobody needs to call it while ``ClaimSets.is_noted`` is False.
+        """
+        sets, own = self._sets, lane.key
+        watch = sets.watch.get(own)
+        if watch is not None and key[-25:] < watch.bound:
+            watch.notice(None)
+        if sets.any_keys:
+            sets.ready_of_any(lane, key)
+        if not sets.waiting or lane in self.ready:
+            return
         by_lane = self.by_lane
-        if lane not in self.ready and (lane.key in by_lane or lane.any_key in by_lane):
+        if own in by_lane or lane.any_key in by_lane or (self.by_number and sets.is_awaited(lane)):
             self.ready[lane] = None
-            # Its shard's tick is usually scheduled already, by the group being filled.
+            # A tick is usually scheduled already, by the group being filled: any shard's serves.
+            for shard in self._shards:
+                if shard.co.is_tick_scheduled:
+                    return
             self._shards[0].co.poke()
 
     def serve(self) -> None:
         """Before a commit: hand what became ready to those who wait, first come, first served."""
-        if not self.ready:
+        if not self.ready or not self.may_serve():
             return
         ready, self.ready = self.ready, {}
         left, bytes_left = SERVED_MAX, SERVED_BYTES_MAX
-        for lane in ready:
-            while lane.ready:
+        lanes = list(ready)
+        for lane in lanes:
+            topic = lane.topic
+            has_served = False
+            while lane.ready and not topic.is_limited:
                 waiter = self._first(lane)
                 if waiter is None:
                     break
@@ -235,9 +303,87 @@ class LongPolls:
                     break
                 if not self._serve_one(waiter):
                     break
+                has_served = True
                 leases = waiter.leases
                 left -= max(1, len(leases))
                 bytes_left -= sum([lease.record_bytes for lease in leases])
+            if topic.limit is not None and lane not in self.ready:
+                following = self._after_limited(lane, has_served=has_served)
+                if following is not None:
+                    lanes.append(following)
+
+    # -- queues with a limit ---------------------------------------------------------------
+
+    def hold(self, topic: QueueState) -> None:
+        """A queue has come to its limit: nothing of it is served until ``open``."""
+        self._held[topic.queue] = topic
+
+    def open(self, topic: QueueState) -> None:
+        """A queue is no more at its limit: serve who waits for it, at the end of the tick."""
+        self._held.pop(topic.queue, None)
+        lane = self._next_held(topic, may_search=True) if self._sets.waiting else None
+        if lane is not None:
+            self.note(lane)
+
+    def forget_limit(self, topic: QueueState) -> None:
+        """A queue has no limit any more."""
+        for lane in self._held_lanes.pop(topic, {}):
+            if lane.ready:
+                self.note(lane)
+        self._held.pop(topic.queue, None)
+        if self._sets.waiting:
+            self._note_tenants(topic, list(topic.turns))
+
+    def _note_tenants(self, topic: QueueState, tenants: list[bytes]) -> None:
+        """Note all tenants that have something ready; many of them in several turns of the loop."""
+        for tenant in tenants[:NOTED_MAX]:
+            waiting = topic.lanes.get(tenant)
+            if waiting is not None and waiting.ready:
+                self.note(waiting)
+        if len(tenants) > NOTED_MAX and self._sets.waiting:
+            self._spawner.call_soon(self._note_tenants, topic, tenants[NOTED_MAX:])
+
+    def _note_held(self, request: ClaimRequest) -> None:
+        """Who waits now found nothing maybe because of a limit: its lane is served when it opens.
+
+        Who waits for all tenants is found by their turns.
+        """
+        for queue, tenant in request.keys:
+            topic = self._held.get(queue)
+            lane = None if topic is None or tenant is None else topic.lanes.get(tenant)
+            if topic is not None and lane is not None and lane.ready:
+                self._hold_lane(lane)
+
+    def _hold_lane(self, lane: TenantQueue) -> None:
+        lanes = self._held_lanes.get(lane.topic)
+        if lanes is None:
+            lanes = self._held_lanes[lane.topic] = OrderedDict()
+        lanes[lane] = None
+
+    def _after_limited(self, lane: TenantQueue, *, has_served: bool) -> TenantQueue | None:
+        """The lane served after one of a queue with a limit: another one of it, or none."""
+        topic = lane.topic
+        if not topic.is_limited:
+            return self._next_held(topic, may_search=has_served)
+        if lane.ready and self._first(lane) is not None:
+            self._hold_lane(lane)
+        return None
+
+    def _next_held(self, topic: QueueState, *, may_search: bool) -> TenantQueue | None:
+        """The next lane of a queue that somebody waits for and that has tasks."""
+        lanes = self._held_lanes.get(topic)
+        while lanes:
+            lane = lanes.popitem(last=False)[0]
+            if lane.ready and not lane.is_dropped and self._first(lane) is not None:
+                return lane
+        if may_search and ((topic.queue, None) in self.by_lane or self.by_number):
+            for tenant in topic.turns:
+                found = topic.lanes.get(tenant)
+                if found is None or found.is_paused or not found.ready:
+                    continue
+                if self._first(found) is not None:
+                    return found
+        return None
 
     def _serve_one(self, waiter: LongPoll) -> bool:
         try:
@@ -259,11 +405,16 @@ class LongPolls:
                     waiter = next(iter(group))
                     if first is None or waiter.number < first.number:
                         first = waiter
+        if self.by_number:
+            number = self._sets.first_waiter(lane)
+            if number and (first is None or number < first.number):
+                first = self.by_number[number]
         return first
 
     def fail_all(self, error: BaseException) -> None:
         """At close, or when no shard takes writes: nobody is left waiting."""
-        for waiter in {w: None for line in self.by_lane.values() for w in line}:
+        everybody = {w: None for line in self.by_lane.values() for w in line}
+        for waiter in [*everybody, *self.by_number.values()]:
             self.remove(waiter)
             if not waiter.future.done():
                 waiter.future.set_exception(error)

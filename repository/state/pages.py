@@ -7,7 +7,7 @@ goes on by itself, with a turn of the loop after each.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Final
 
 from ...engine.records.frame import attempt
@@ -19,20 +19,34 @@ from ...engine.records.keyspace import (
     DELAYED,
     PAUSE,
     PAUSE_END,
+    QUEUE_SETTINGS,
+    QUEUE_SETTINGS_END,
     READY,
     decode_counters_key,
     decode_pause_key,
+    decode_queue_settings_key,
     prefix_end,
 )
+from ...engine.records.queues.queue_settings import STARTS, decode_queue_settings
 from ...engine.records.rows import Counters, decode_counters
 from ...engine.recovery.pending_counts import uncounted_rows
 from ...engine.store.port import Rows
-from ...errors import CorruptionError
-from .dedup_entries import load_dedup
+from ...errors import CorruptionError, RecordCorruptError
 from .engine_state import EngineState
+from .limits.queue_rules import UNSET, QueueRules
 from .queue_state import Shard, ShardQueue
+from .rows.dedup_entries import load_dedup
 
-__all__ = ["SLICE", "Pages", "counter_slices", "counts_of", "find_floor", "row_count", "row_parts"]
+__all__ = [
+    "SLICE",
+    "Pages",
+    "counter_slices",
+    "counts_of",
+    "find_floor",
+    "load_rules",
+    "row_count",
+    "row_parts",
+]
 
 SLICE: Final = 256  # rows that are read in one go
 _RAISED = (DELAYED, DEAD)  # of the ready rows the windows know
@@ -132,7 +146,8 @@ def counts_of(bucket: ShardQueue) -> Counters | None:
     """
     shard = bucket.shard
     if shard.co.takes_writes:
-        return Counters(bucket.ready, bucket.delayed, bucket.leased, bucket.dead, bucket.results)
+        b = bucket
+        return Counters(b.ready, b.delayed, b.leased, b.dead, b.results, b.waiting)
     if not shard.co.is_following:
         return None
     try:
@@ -142,8 +157,14 @@ def counts_of(bucket: ShardQueue) -> Counters | None:
     return Counters() if raw is None else attempt(decode_counters, raw)
 
 
-def row_count(bucket: ShardQueue, kind: bytes) -> int | None:
-    """How many ready, delayed or dead rows there are, queued ones too; None: not known."""
+def row_count(bucket: ShardQueue, kind: bytes, *, state: str = "") -> int | None:
+    """How many ready, delayed or dead rows there are, queued ones too; None: not known.
+
+    Args:
+        bucket: whose rows.
+        kind: of the rows.
+        state: ``delayed`` or ``waiting`` for those of the delayed rows alone.
+    """
     counts, shard = counts_of(bucket), bucket.shard
     if counts is None:
         return None
@@ -154,7 +175,11 @@ def row_count(bucket: ShardQueue, kind: bytes) -> int | None:
             return None
     except CorruptionError:
         return None
-    return counts.ready if kind == READY else counts.delayed
+    if kind == READY:
+        return counts.ready
+    if state == "waiting":
+        return counts.waiting
+    return counts.delayed - counts.waiting if state else counts.delayed
 
 
 def _count_back(bucket: ShardQueue, kind: bytes, most: int) -> bytes | None:
@@ -183,8 +208,9 @@ def _count_back(bucket: ShardQueue, kind: bytes, most: int) -> bytes | None:
 
 
 def counter_slices(core: EngineState, shard: Shard) -> Generator[None, None, None]:
-    """Read counters and pauses of a shard into memory, one lane a counter row; in slices."""
+    """Read counters of a shard, and pauses and settings of the first, into memory; in slices."""
     load_dedup(shard)
+    shard.dedup_filter.step(shard.overlay)  # in a new store it is complete with this
     for rows in row_parts(shard, COUNTERS, COUNTERS_END):
         for key, raw in rows:
             queue, tenant = decode_counters_key(key)
@@ -196,11 +222,50 @@ def counter_slices(core: EngineState, shard: Shard) -> Generator[None, None, Non
             if counts.ready:
                 lane.topic.turns[tenant] = None
         yield
+    if shard is not core.first:  # of another it has copies, from when several processes had it
+        return
     for rows in row_parts(shard, PAUSE, PAUSE_END):
         for key, _ in rows:
             queue, tenant = decode_pause_key(key)
             core.set_pause(queue, None if tenant == ALL_TENANTS_MARK else tenant, is_paused=True)
         yield
+    for rows in row_parts(shard, QUEUE_SETTINGS, QUEUE_SETTINGS_END):
+        for key, raw in rows:
+            load_rules(core, shard, key, raw, is_past_known=False)
+        yield
+
+
+def load_rules(
+    core: EngineState, shard: Shard, key: bytes, raw: bytes | None, *, is_past_known: bool = True
+) -> None:
+    """Read a row of settings into memory.
+
+    A damaged one is an anomaly, and its queue is as if nothing were set: the others must open.
+
+    Args:
+        core: the engine's state.
+        shard: where the row lies.
+        key: of the row.
+        raw: its value; None: it was deleted.
+        is_past_known: False after a restart: see ``QueueLimits.set``.
+    """
+    queue = decode_queue_settings_key(key)
+    try:
+        stored = decode_queue_settings(raw) if raw is not None else {}
+        left = stored.pop(STARTS, None)
+        starts: Sequence[int] | None = None
+        # Only from the process before: else somebody has had the store open since.
+        is_last = left is not None and left.set_us == (shard.next_epoch >> 40) - 1
+        if left is not None and isinstance(left.value, tuple) and is_last and not is_past_known:
+            starts = left.value
+        rules = QueueRules(stored) if stored else UNSET
+        core.set_rules(queue, rules, is_past_known=is_past_known, starts=starts)
+    except RecordCorruptError as error:
+        core.set_rules(queue, UNSET)
+        core.anomaly(
+            f"shard {shard.index}: {queue.decode()}: {error}; nothing is set for this queue now: "
+            "set it again"
+        )
 
 
 def row_parts(shard: Shard, lower: bytes, upper: bytes) -> Iterator[Rows]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from ...coalescer.commit_loop import Coalescer
 from ...coalescer.group import Group
+from ...coalescer.hosting import StubCoalescer
 from ...coalescer.overlay import Overlay
 from ...coalescer.shard_status import STALLED
 from ...engine.records.events import lane_tag
@@ -28,13 +29,16 @@ from ...engine.records.keyspace import (
     DEAD,
     DELAYED,
     EXPIRY,
+    GHOST,
     READY,
     bucket_hash,
     bucket_prefix,
     counters_key,
     expiry_key,
+    ghost_hasher,
     ready_prefix,
 )
+from ...engine.records.result import HAS_HISTORY, history_tail
 from ...engine.records.rows import CounterOwner
 from ...engine.records.task import BODY_FLAG, TaskRecord, record_id_in, whole_record
 from ...engine.runtime.ids import IdSource
@@ -42,12 +46,16 @@ from ...engine.store.port import Store
 from ...errors import CorruptionError, RecordCorruptError
 from ..model.encoded_tasks import EncodedTask
 from .bodies import Bodies
-from .ready_cache import ReadyCache, Row
+from .caches.dedup_filter import DedupFilter
+from .caches.delayed_cache import DelayedCache
+from .caches.ready_cache import ReadyCache, Row
+from .limits.queue_limit import QueueLimit
+from .limits.queue_rules import UNSET, QueueRules
 
 if TYPE_CHECKING:
     from ...engine.recovery.watermark import Watermark
 
-__all__ = ["Flow", "QueueState", "Shard", "ShardQueue", "TenantQueue"]
+__all__ = ["Flow", "HistoryBounds", "QueueState", "Shard", "ShardQueue", "TenantQueue"]
 
 NEVER_MS = 1 << 62
 
@@ -63,6 +71,7 @@ class ShardQueue(CounterOwner):
     __slots__ = (
         "dead_head",
         "delayed_head",
+        "delayed_rows",
         "lane",
         "next_due_ms",
         "occupied",
@@ -92,10 +101,13 @@ class ShardQueue(CounterOwner):
         # ``lease_tail``.
         self.tails: dict[tuple[bytes, bytes], tuple[Callable[..., bytes], bytes]] = {}
         self.next_due_ms = NEVER_MS
+        self.delayed_rows: DelayedCache | None = None  # None: of what is on disk it knows nothing
         self.delayed_head = self.prefix + DELAYED  # no delayed row is below it
         self.dead_head = self.prefix + DEAD  # no dead row is below it
 
-    def load(self, ready: int, delayed: int, leased: int, dead: int, results: int) -> None:
+    def load(
+        self, ready: int, delayed: int, leased: int, dead: int, results: int, waiting: int = 0
+    ) -> None:
         """Take the counters found at open; where rows are on disk, the windows start incomplete.
 
         Args:
@@ -104,9 +116,12 @@ class ShardQueue(CounterOwner):
             leased: rows.
             dead: rows.
             results: rows.
+            waiting: rows of ``delayed`` that wait for other tasks.
         """
         self.ready, self.delayed, self.leased = ready, delayed, leased
-        self.dead, self.results = dead, results
+        self.dead, self.results, self.waiting = dead, results, waiting
+        if self.delayed_rows is not None:
+            self.delayed_rows.cut(self.prefix + DELAYED)
         if ready:
             for i, prefix in enumerate(self.ready_prefixes):
                 self.windows[i] = ReadyCache(is_complete=False, edge=prefix)
@@ -234,16 +249,53 @@ class TenantQueue:
         return sum(b.ready + b.delayed for b in self.buckets if b is not None)
 
 
+class HistoryBounds:
+    """How long, and up to how many rows and bytes, a queue keeps what is known of ended tasks.
+
+    Args:
+        seconds: from the end of a task on; 0: its row goes with its retention.
+        rows: of the queue, those of results in their retention included.
+        bytes_max: of the queue, without values.
+    """
+
+    __slots__ = ("bytes_max", "flag", "ms", "rows", "seconds", "tail")
+
+    def __init__(self, seconds: int, rows: int, bytes_max: int) -> None:
+        self.seconds = seconds
+        self.ms = seconds * 1000
+        self.rows = rows
+        self.bytes_max = bytes_max
+        self.flag = HAS_HISTORY if seconds else 0
+        self.tail = history_tail(seconds)  # of every result record
+
+
 class QueueState:
     """One queue over all tenants. ``turns``: tenants in the order they will be served next."""
 
-    __slots__ = ("is_paused", "lanes", "queue", "turns")
+    __slots__ = (
+        "history",
+        "is_held",
+        "is_limited",
+        "is_paused",
+        "lanes",
+        "limit",
+        "paused",
+        "queue",
+        "rules",
+        "turns",
+    )
 
-    def __init__(self, queue: bytes) -> None:
+    def __init__(self, queue: bytes, history: HistoryBounds) -> None:
         self.queue = queue
+        self.history = history
         self.lanes: dict[bytes, TenantQueue] = {}
         self.turns: OrderedDict[bytes, None] = OrderedDict()
         self.is_paused = False
+        self.paused: set[bytes] = set()  # tenants that are paused by themselves
+        self.is_limited = False  # by its limit: see ``queue_limits``
+        self.is_held = False  # paused or limited: claims pass it over
+        self.limit: QueueLimit | None = None
+        self.rules: QueueRules = UNSET
 
 
 class Shard:
@@ -253,10 +305,16 @@ class Shard:
         "bodies",
         "buckets_by_hash",
         "co",
+        "dedup_filter",
         "expiry_head",
+        "first_epoch",
+        "ghost_hasher",
         "index",
+        "inherits_mono",
         "next_epoch",
         "next_expiry_ms",
+        "noted_head",
+        "noted_ms",
         "old_ghosts",
         "overlay",
         "path",
@@ -276,23 +334,35 @@ class Shard:
         watermark: Watermark | None,
         path: str | None,
         incarnation: int,
+        shards: int = 1,
     ) -> None:
         self.index = index
         self.store = store
         self.co = co
         self.overlay: Overlay = co.overlay
         self.watermark = watermark
-        self.bodies: Bodies | None = None  # none in memory, and none on a replica
+        self.bodies: Bodies | None = None  # none in memory
         self.path = path
         self.next_epoch = (incarnation << 40) + 1  # of the shard's leases; only ever grows
+        # A replica: the first of its leadership, and until when it ends no lease of an earlier one.
+        self.first_epoch, self.inherits_mono = self.next_epoch, 0.0
         self.next_expiry_ms = NEVER_MS
         self.expiry_head = EXPIRY  # no expiry row is below it
+        self.noted_ms, self.noted_head = -1, EXPIRY  # see ``EngineState.note_expiry``
         self.scattered = 0  # claims to come that read record by record: see ``read_records``
         self.swept_ms = 0  # the latest moment up to which (or beyond) expiry rows were looked at
         self.results = 0
-        self.secret = b""  # what hashes in keys are keyed with; none: nothing was ever hashed
+        # What hashes in keys are keyed with, and makes them. None: nothing was ever hashed.
+        self.secret = b""
+        self.ghost_hasher = ghost_hasher(b"")
+        self.dedup_filter = DedupFilter(shards)
         self.old_ghosts = 0  # entries under the hash of format 1
         self.buckets_by_hash: dict[bytes, ShardQueue] = {}
+
+    @property
+    def is_stub(self) -> bool:
+        """Whether it only stands in the place of a shard that is not here."""
+        return isinstance(self.co, StubCoalescer)
 
     def raise_expiry_head(self, lower: bytes, following: bytes | None) -> None:
         """A scan of expiry rows from ``lower`` met deleted ones only: the next goes on behind."""
@@ -302,6 +372,21 @@ class Shard:
             # Unless the group that is open holds an earlier one, which is no row yet.
             self.expiry_head = min(following[:-1], expiry_key(self.co.open_expiry_ms(), 0))
 
+    # -- dedup entries ---------------------------------------------------------------------
+
+    def dedup_row(self, ghost: bytes) -> bytes | None:
+        """The dedup entry under this keyed hash, as queued, else as applied; None: there is none.
+
+        Raises:
+            CorruptionError: the row lies in a damaged block.
+        """
+        return self.overlay.get(GHOST + ghost) if self.dedup_filter.may_hold(ghost) else None
+
+    def put_dedup(self, group: Group, ghost: bytes, value: bytes) -> None:
+        """``+g``. The filter knows of it first."""
+        self.dedup_filter.take(ghost)
+        group.ops.append((GHOST + ghost, value))
+
     # -- payloads in body files ------------------------------------------------------------
 
     def write_bodies(self, ids: IdSource, items: Iterable[EncodedTask]) -> None:
@@ -310,12 +395,12 @@ class Shard:
         Raises:
             StorageFullError, StorageError: nothing was queued. What was written is garbage.
         """
-        if self.bodies is not None:
+        if self.bodies is not None and not self.bodies.is_replica:
             self.bodies.write_all(ids, items)
 
     def drop_body(self, group: Group, task_id: bytes) -> None:
         """``-b -o``, at the end of a task with a body."""
-        if self.bodies is not None:
+        if self.bodies is not None and not self.bodies.is_replica:
             self.bodies.drop(self.overlay, group, task_id)
 
     def whole_task(self, task_id: bytes, task: TaskRecord) -> TaskRecord:
@@ -324,6 +409,16 @@ class Shard:
             return task
         body = self._body(task_id, task.payload)
         return task._replace(flags=task.flags & ~BODY_FLAG, payload=body)
+
+    def entry_task(self, task_id: bytes, task: TaskRecord) -> TaskRecord:
+        """The task as its record may be put anew: on a replica with its payload.
+
+        Raises:
+            RecordCorruptError: its payload is lost or damaged.
+        """
+        if self.bodies is None or not self.bodies.is_replica:
+            return task
+        return self.whole_task(task_id, task)
 
     def whole_record(self, task_id: bytes, record: bytes) -> bytes | None:
         """An encoded record with its payload in it; None: its payload is lost or damaged."""

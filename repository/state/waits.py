@@ -21,9 +21,18 @@ async def backpressure(check: Callable[[], None], shard: Shard) -> None:
         check()
 
 
-async def commit_barrier(shard: Shard, *, is_durable: bool = False) -> None:
-    """Wait until everything queued on the shard so far is committed: an answer may rest on it."""
-    future = shard.co.commit_barrier(is_durable=is_durable)
+async def commit_barrier(shard: Shard, *, is_durable: bool = False, is_local: bool = False) -> None:
+    """Wait until everything queued on the shard so far is committed: an answer may rest on it.
+
+    Args:
+        shard: of what the answer is about.
+        is_durable: until it is durable, whatever the mode.
+        is_local: the answer is about this store, whoever leads.
+
+    Raises:
+        NotLeaderError: another replica may lead a shard that is led from here as far as is known.
+    """
+    future = shard.co.commit_barrier(is_durable=is_durable, is_local=is_local)
     if future is not None:
         await future
 

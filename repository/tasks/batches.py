@@ -25,19 +25,26 @@ _LANE: Final = 4
 CHUNK_BYTES_MAX: Final = 2 << 20
 
 
-def chunks(items: Sequence[EncodedTask]) -> Iterable[list[tuple[int, EncodedTask]]]:
+def chunks(
+    items: Sequence[EncodedTask], bytes_max: int = CHUNK_BYTES_MAX
+) -> Iterable[list[tuple[int, EncodedTask]]]:
     """Runs of at most 1,024 tasks (256 with a dedup key) and 2 MiB, with their positions.
 
     Fewer where they are of many queues or tenants: each is work of its own.
     A payload in a body file counts once a run: who shares it does not write it again.
+
+    Args:
+        items: tasks of one call.
+        bytes_max: what one run may have, if that is less than 2 MiB.
     """
+    bytes_max = min(bytes_max, CHUNK_BYTES_MAX)
     run: list[tuple[int, EncodedTask]] = []
     written: set[int] = set()
     lanes: set[tuple[bytes, bytes]] = set()
     size = work = 0
     for i, item in enumerate(items):
         is_long = len(run) >= CHUNK_TASKS_MAX or work >= WORK_MAX
-        if run and (is_long or size + _cost(item, written) > CHUNK_BYTES_MAX):
+        if run and (is_long or size + _cost(item, written) + 128 > bytes_max):
             yield run
             run, size, work = [], 0, 0
             written.clear()

@@ -11,60 +11,33 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from xxhash import xxh3_64_digest
-
 from ...coalescer.group import Group
 from ...engine.records.events import CLAIMED
 from ...engine.records.keyspace import READY, TASK, check_name
 from ...engine.records.policy import decode_policy
 from ...engine.records.result import Status
-from ...engine.records.rows import BODY_ROW, MOVED_ROW, IndexRow
-from ...engine.records.task import TASK_HEAD, decode_task
+from ...engine.records.rows import MOVED_ROW, IndexRow
+from ...engine.records.task import decode_task
 from ...engine.runtime.event_loop import Future
 from ...engine.runtime.task_id import TaskId
 from ...errors import CorruptionError, LodeqError, UsageError
+from ..state.caches.ready_cache import Row
 from ..state.engine_state import EngineState
 from ..state.events import emit_leases
 from ..state.lease_state import LeaseState
 from ..state.long_polls import ClaimRequest, LongPoll
 from ..state.queue_state import Shard, ShardQueue
-from ..state.ready_cache import Row
-from ..state.task_location import TaskLocation, end_at
+from ..state.rows.task_location import TaskLocation, end_at
 from . import claim_order
 from .claim_order import Picked, pick, put_back_picked, uncount
 from .lease_grant import grant, take_one
-from .record_fetch import read_records
+from .record_fetch import records_of
 from .task_end import bury_row, give_back
 
-__all__ = ["claim", "drop", "expire_row", "serve_waiter", "skipping", "take"]
+__all__ = ["claim", "drop", "expire_row", "granted", "ready", "serve_waiter", "skipping", "take"]
 
 EXPIRED_ROUNDS_MAX = 16
 TURN_TASKS = 1024  # of one claim in one turn of the loop
-
-
-def _records(picked: list[Picked]) -> list[bytes | None]:
-    """The task record of every picked row: from memory, else read and checked, shard by shard."""
-    records = [row[6] for _, row in picked]
-    if all(records):
-        return records
-    missing: dict[Shard, list[int]] = {}
-    shard: Shard | None = None
-    for i, (bucket, row) in enumerate(picked):
-        if row[6] is None:
-            if bucket.shard is not shard:
-                shard = bucket.shard
-                indexes = missing.setdefault(shard, [])
-            indexes.append(i)
-    for shard, indexes in missing.items():
-        rows = [picked[i][1] for i in indexes]
-        found = read_records(shard, [TASK + row[1] for row in rows], sum([r[5] for r in rows]))
-        # Verified here and not at every use: what was enqueued in memory never left it.
-        least = TASK_HEAD.size
-        for i, raw in zip(indexes, found, strict=True):
-            if raw and len(raw) > least and raw.endswith(xxh3_64_digest(raw[:-8])):
-                flags = picked[i][1][3]
-                records[i] = shard.whole_record(picked[i][1][1], raw) if flags & BODY_ROW else raw
-    return records
 
 
 def _groups(picked: list[Picked]) -> dict[Shard, Group]:
@@ -89,7 +62,7 @@ def take(core: EngineState, request: ClaimRequest) -> tuple[list[LeaseState], di
         if not picked:  # a shard that was poisoned meanwhile has failed everybody already
             return [], {s: g for s, g in groups.items() if s.co.takes_writes}
         try:
-            records = _records(picked)
+            records = records_of(core, picked)
             groups = _groups(picked)
         except BaseException:
             put_back_picked(core, picked, request)
@@ -115,15 +88,17 @@ def _deliver(
     ended = at = 0
     try:
         while at < len(picked):
-            run = _run(picked, records, at, now_ms)
             bucket, row = picked[at]
+            run, buckets = _run(picked, records, at, now_ms)
             group = groups[bucket.shard]
             if run:
                 granted = len(leases)
                 try:
-                    grant(core, request, group, bucket, run, now_us, now_mono, leases)
+                    grant(core, request, group, bucket, run, now_us, now_mono, leases, buckets)
                 finally:  # also of those before what is raised: they are leased
                     emit_leases(group, CLAIMED, leases[granted:], now_us)
+                    if core.has_limits:
+                        core.queue_limits.granted(leases[granted:], now_mono)
                 at += len(run)
                 continue
             with group:
@@ -145,16 +120,23 @@ def _deliver(
 
 def _run(
     picked: list[Picked], records: list[bytes | None], at: int, now_ms: int
-) -> list[tuple[Row, bytes]]:
-    """The rows from ``at`` on that one bucket can deliver."""
+) -> tuple[list[tuple[Row, bytes]], list[ShardQueue]]:
+    """The rows from ``at`` on that one shard can deliver, and their buckets if they differ."""
     first = picked[at][0]
     run: list[tuple[Row, bytes]] = []
+    buckets: list[ShardQueue] = []
+    is_mixed = False
     for i in range(at, len(picked)):
         (bucket, row), record = picked[i], records[i]
-        if bucket is not first or record is None or (row[4] and row[4] <= now_ms):
+        if record is None or (row[4] and row[4] <= now_ms):
             break
+        if bucket is not first:
+            if bucket.shard is not first.shard:
+                break
+            is_mixed = True
         run.append((row, record))
-    return run
+        buckets.append(bucket)
+    return run, buckets if is_mixed else []
 
 
 def _location(bucket: ShardQueue, row: Row) -> TaskLocation:
@@ -219,16 +201,26 @@ def skipping(request: ClaimRequest, tenants: Collection[str]) -> ClaimRequest:
     )
 
 
-async def claim(core: EngineState, request: ClaimRequest, wait_s: float) -> list[Any]:
-    """See ``Queue.claim``. The leases are of ``core.lease_type``."""
+async def claim(
+    core: EngineState, request: ClaimRequest, wait_s: float, *, is_admitted: bool = False
+) -> list[Any]:
+    """See ``Queue.claim``.
+
+    Args:
+        request: the leases are of ``core.lease_type``.
+        wait_s: seconds for the first task.
+        is_admitted: the caller has stood in the line of the only shard.
+    """
     shards = core.shards
-    if len(shards) == 1:
-        if not shards[0].co.has_capacity:
-            await core.backpressure(shards[0])
-    else:
-        for shard in shards:
-            if shard.co.takes_writes and not shard.co.has_capacity:
-                await core.backpressure(shard)
+    has_waited = False
+    for shard in () if is_admitted else shards:
+        if not shard.co.has_capacity and (shard.co.takes_writes or len(shards) == 1):
+            await core.backpressure(shard)
+            has_waited = True
+    one = take_one(core, request) if has_waited and request.is_plain else None
+    if one is not None:  # who has not waited has tried the fast way already
+        core.totals.claimed += 1
+        return await granted(core, one[0][0].bucket.shard.co.wait(one[1]), one[0])
     while True:
         leases, groups = take(core, _part(request, 0, 0))
         if leases or not groups:
@@ -236,21 +228,13 @@ async def claim(core: EngineState, request: ClaimRequest, wait_s: float) -> list
         await _committed(core, [], _futures(groups))
         core.check()
     if not leases:
-        core.check_healthy()
+        core.check_healthy() if wait_s > 0 else core.check_empty()
     if leases or wait_s <= 0:
         if request.limit > TURN_TASKS and leases:
             return await _take_on(core, request, leases, _futures(groups))
         if len(groups) == 1:
             ((shard, group),) = groups.items()
-            try:
-                await shard.co.wait(group)
-            except LodeqError:
-                drop(leases)
-                raise
-            except BaseException:  # cancelled: the tasks go back by themselves
-                give_back(core, leases)
-                raise
-            return leases
+            return await granted(core, shard.co.wait(group), leases)
         return await _committed(core, leases, _futures(groups))
     return await _wait(core, request, wait_s)
 
@@ -267,6 +251,7 @@ def _part(request: ClaimRequest, n_taken: int, bytes_taken: int) -> ClaimRequest
         boosts=request.boosts,
         is_exported=request.is_exported,
         skipped=request.skipped,
+        claim_set=request.claim_set,
         bytes_max=claim_order.CLAIM_BYTES_MAX - bytes_taken,
     )
 
@@ -335,6 +320,19 @@ async def _committed(
     return good
 
 
+async def granted(core: EngineState, future: Future, leases: list[Any]) -> list[Any]:
+    """Wait for the one commit of a claim; the leases, unless it fails or is cancelled."""
+    try:
+        await future
+    except LodeqError:
+        drop(leases)
+        raise
+    except BaseException:  # cancelled: the tasks go back by themselves
+        give_back(core, leases)
+        raise
+    return leases
+
+
 async def _wait(core: EngineState, request: ClaimRequest, wait_s: float) -> list[LeaseState]:
     waiter = core.waiters.add(request, wait_s)
     try:
@@ -354,6 +352,8 @@ def serve_waiter(core: EngineState, waiter: LongPoll) -> bool:
     if waiter.future.done():  # cancelled in this very tick: the next one is served instead
         core.waiters.remove(waiter)
         return True
+    if waiter.request.is_look:
+        return _told(core, waiter)
     one = take_one(core, waiter.request) if waiter.request.is_plain else None
     if one is not None:
         core.totals.claimed += 1
@@ -373,6 +373,55 @@ def serve_waiter(core: EngineState, waiter: LongPoll) -> bool:
         group.waiters.append((waiter.future, leases))
     else:
         _serve_many(core, waiter, leases, groups)
+    return True
+
+
+# -- readiness -------------------------------------------------------------------------
+
+
+async def ready(core: EngineState, request: ClaimRequest, wait_s: float) -> bool:
+    """Whether a claim like this would get something now; waits until one would.
+
+    Nothing is taken, and nobody who claims is held up. Everybody who waits for the same queue is
+    told of the same task, so a claim that follows may come too late.
+
+    Args:
+        core: the engine's state.
+        request: with ``is_look``, for one task.
+        wait_s: seconds.
+
+    Raises:
+        LodeqError: no shard takes writes here (``NotLeaderError``: others lead them all).
+    """
+    core.check()
+    core.check_healthy()
+    if _has_ready(core, request):
+        return True
+    if wait_s <= 0:
+        return False
+    waiter = core.waiters.add(request, wait_s)
+    try:
+        found: list[bool] = await waiter.future
+    except BaseException:
+        core.waiters.remove(waiter)
+        raise
+    return bool(found)
+
+
+def _has_ready(core: EngineState, request: ClaimRequest) -> bool:
+    """Whether there is something to pick: the queue may be paused, or at its limit."""
+    # atomic section
+    picked = pick(core, request)
+    put_back_picked(core, picked, request)
+    return bool(picked)
+
+
+def _told(core: EngineState, waiter: LongPoll) -> bool:
+    """Tell a waiter that there is something; the next in line is still to be served."""
+    if not _has_ready(core, waiter.request):
+        return False
+    core.waiters.remove(waiter)
+    waiter.future.set_result([True])
     return True
 
 

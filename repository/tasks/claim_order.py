@@ -9,23 +9,27 @@ over claims and within them, for a lane or, of a claim from several, over all of
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heappop, heappush
-from typing import Final
+from heapq import heapify, heappop, heappush
+from typing import Final, TypeAlias
 
 from ...coalescer.shard_status import STALLED
 from ...engine.records.keyspace import prefix_end
 from ...engine.records.rows import decode_index_row
 from ...errors import InvariantError, RecordCorruptError
+from ..state.caches.claim_sets import NO_ROW, ClaimSet, Slot
+from ..state.caches.ready_cache import WINDOW_ROWS, ReadyCache, Row, RowFacts
 from ..state.engine_state import EngineState
 from ..state.long_polls import ClaimRequest
 from ..state.queue_state import QueueState, ShardQueue, TenantQueue
-from ..state.ready_cache import WINDOW_ROWS, ReadyCache, Row, RowFacts
 
 __all__ = [
     "Picked",
+    "advance",
+    "first_of_set",
     "head",
     "head_seq",
     "is_doubtful",
+    "next_of_set",
     "pick",
     "put_back_picked",
     "refill",
@@ -35,9 +39,11 @@ __all__ = [
 CLAIM_BYTES_MAX = 4 << 20
 REFILL_ROWS = WINDOW_ROWS // 2
 BOOST_EVERY: Final = 8
+LAST_ORDER: Final = b"\xff"  # behind every (inverted priority, seq, id)
 
 
 Picked = tuple[ShardQueue, Row]
+Head: TypeAlias = tuple[bytes, ShardQueue, int]  # its order, its bucket, 9 - priority
 
 
 def refill(core: EngineState, bucket: ShardQueue, index: int, window: ReadyCache) -> None:
@@ -127,7 +133,10 @@ def _rescan(core: EngineState, bucket: ShardQueue) -> None:
         f"shard {bucket.shard.index}: {bucket.lane.queue.decode()}: counter {counted}, "
         "no rows in memory: rescanned"
     )
-    bucket.load(counted, bucket.delayed, bucket.leased, bucket.dead, bucket.results)
+    core.let_go(bucket)
+    b = bucket
+    b.load(counted, b.delayed, b.leased, b.dead, b.results, b.waiting)
+    core.claim_sets.touch(bucket.lane)
     exists, is_all = 0, True
     for index, window in enumerate(bucket.windows):
         if window is not None:
@@ -181,11 +190,9 @@ def _heads(
     return found
 
 
-def _best(
-    core: EngineState, lane: TenantQueue, *, may_rescan: bool
-) -> tuple[bytes, ShardQueue, int] | None:
-    """The lane's next row over its shards: (order, bucket, 9 - priority)."""
-    best: tuple[bytes, ShardQueue, int] | None = None
+def _best(core: EngineState, lane: TenantQueue, *, may_rescan: bool) -> Head | None:
+    """The lane's next row over its shards."""
+    best: Head | None = None
     for bucket in lane.buckets:
         if bucket is None:
             continue
@@ -212,16 +219,28 @@ def _pick_lane(
     core: EngineState, lane: TenantQueue, limit: int, out: list[Picked], bytes_left: int
 ) -> int:
     """Pick up to ``limit`` rows of one lane, up to ``bytes_left`` of records; the bytes left."""
-    if lane.is_paused or lane.topic.is_paused:
+    topic = lane.topic
+    if lane.is_paused or topic.is_held:
         return bytes_left
+    before = len(out)
+    if topic.limit is None:
+        bytes_left = _pick_rows(core, lane, limit, out, bytes_left)
+    else:
+        most = min(limit, before + core.queue_limits.free(topic.limit))
+        try:
+            bytes_left = _pick_rows(core, lane, most, out, bytes_left)
+        finally:
+            core.queue_limits.picked(topic, len(out) - before)
+    if len(out) > before and core.claim_sets.sets and not lane.ready:
+        core.claim_sets.emptied(lane, None)
+    return bytes_left
+
+
+def _pick_rows(
+    core: EngineState, lane: TenantQueue, limit: int, out: list[Picked], bytes_left: int
+) -> int:
     if len(lane.buckets) > 1:
-        while len(out) < limit and bytes_left > 0:
-            best = _best(core, lane, may_rescan=not out)
-            if best is None:
-                break
-            out.append(_pop(core, best[1], best[2]))
-            bytes_left -= out[-1][1][5]
-        return bytes_left
+        return _pick_sharded(core, lane, limit, out, bytes_left)
     bucket = lane.buckets[0]
     while bucket is not None and len(out) < limit and bytes_left > 0:
         first = head(core, bucket, may_rescan=not out)
@@ -241,6 +260,48 @@ def _pick_lane(
     return bytes_left
 
 
+def _pick_sharded(
+    core: EngineState, lane: TenantQueue, limit: int, out: list[Picked], bytes_left: int
+) -> int:
+    """``_pick_lane`` over several shards, in one order: runs of the shard whose head is the best.
+
+    Tasks of one turn lie on one shard, so a run is long, and the other heads are looked at once.
+    """
+    if len(out) + 1 >= limit:  # one: not worth a heap
+        best = _best(core, lane, may_rescan=not out)
+        if best is not None and len(out) < limit and bytes_left > 0:
+            out.append(_pop(core, best[1], best[2]))
+            bytes_left -= out[-1][1][5]
+        return bytes_left
+    heads: list[tuple[bytes, int, int]] = []  # of each shard: order, number, 9 - priority
+    for bucket in lane.buckets:
+        first = None if bucket is None else head(core, bucket, may_rescan=not out)
+        if bucket is not None and first is not None:
+            heads.append((first[1][0][-25:], bucket.shard.index, first[0]))
+    heapify(heads)
+    while heads and len(out) < limit and bytes_left > 0:
+        _, nth, index = heappop(heads)
+        until = heads[0][0] if heads else LAST_ORDER
+        bucket = lane.buckets[nth]
+        window = None if bucket is None else bucket.windows[index]
+        if bucket is None or window is None:
+            continue
+        rows = window.rows
+        most = min(limit, len(out) + bucket.ready)  # a counter never goes below zero
+        while rows and len(out) < most and bytes_left > 0 and rows[0][0][-25:] < until:
+            row = rows.popleft()
+            bytes_left -= row[5]
+            if row[6] is not None:
+                core.held_bytes -= row[5]
+            bucket.ready -= 1
+            out.append((bucket, row))
+        if len(out) < limit and bytes_left > 0:
+            first = head(core, bucket, may_rescan=False)
+            if first is not None:
+                heappush(heads, (first[1][0][-25:], nth, first[0]))
+    return bytes_left
+
+
 def _pick_fair(
     core: EngineState,
     lane: TenantQueue,
@@ -257,6 +318,9 @@ def _pick_fair(
             if old is not None:
                 lane.claims += 1
                 out.append(_pop(core, old[0], old[1]))
+                core.queue_limits.picked(lane.topic, 1)
+                if core.claim_sets.sets and not lane.ready:
+                    core.claim_sets.emptied(lane, None)
                 bytes_left -= out[-1][1][5]
                 continue
             until = 1  # nothing is overdue: the turn passes
@@ -276,7 +340,7 @@ def _oldest(
     now_us = core.clock.wall_us()
     best: tuple[bytes, ShardQueue, int] | None = None
     for lane, boost_after_s in lanes:
-        if lane.is_paused or lane.topic.is_paused:
+        if lane.is_paused or lane.topic.is_held:
             continue
         before = now_us - int(boost_after_s * 1e6)
         for bucket, index, row in _heads(core, lane, may_rescan=may_rescan):
@@ -296,21 +360,25 @@ def _pick_turns(
 ) -> None:
     """One task a tenant a turn; none for those in ``skip``."""
     turns = topic.turns
-    if topic.is_paused:
-        return
     skipped = 0
     doubtful: bytes | None = None
     while len(out) < limit and bytes_left > 0 and turns and skipped < len(turns):
+        if topic.is_held:  # maybe by what was picked just now
+            break
         tenant = next(iter(turns))
         lane = topic.lanes[tenant]
         if tenant in skip:
             turns.move_to_end(tenant)
             skipped += 1
+            if core.claim_sets.any_keys:
+                core.claim_sets.turned(lane)
             continue
         before = len(out)
         bytes_left = _pick_lane(core, lane, before + 1, out, bytes_left)
         if len(out) > before:
             skipped = 0
+        if core.claim_sets.any_keys:
+            core.claim_sets.turned(lane)
         if not lane.ready:  # no skip: the line is shorter by it
             del turns[tenant]
             continue
@@ -322,6 +390,7 @@ def _pick_turns(
     # Rows of others were picked before it: the next claim can rescan it.
     if doubtful is not None and doubtful in turns:
         turns.move_to_end(doubtful, last=False)
+        core.claim_sets.touch(topic.lanes[doubtful])
 
 
 def pick(core: EngineState, request: ClaimRequest) -> list[Picked]:
@@ -346,6 +415,7 @@ def _renew_probes(core: EngineState) -> None:
 
 def uncount(core: EngineState, request: ClaimRequest, lane: TenantQueue) -> None:
     """A task that was picked is not granted: whose turn it is does not move on by it."""
+    core.queue_limits.unpicked(lane.topic)
     if len(request.keys) > 1:
         core.merged_claims -= 1 if request.boosts else 0
     elif request.boosts:
@@ -363,6 +433,7 @@ def put_back_picked(
         if bucket.put(row[0][-25], row) and row[6] is not None:
             core.held_bytes += row[5]
         bucket.lane.topic.turns.setdefault(bucket.lane.tenant)
+        core.claim_sets.touch(bucket.lane)
 
 
 def _pick_into(core: EngineState, request: ClaimRequest, out: list[Picked]) -> None:
@@ -400,71 +471,296 @@ def _pick_overdue(core: EngineState, request: ClaimRequest, *, may_rescan: bool)
     return None if old is None else _pop(core, old[0], old[1])
 
 
-# Of one of several queues: the order of its next row, which of them it is, how often that one had
-# been looked at; and where the row is, with the tenant whose turn it is.
-_Head = tuple[bytes, int, int, ShardQueue, int, bytes]
-
-
 def _pick_merged(
     core: EngineState, request: ClaimRequest, out: list[Picked], bytes_left: int
 ) -> None:
     """The best head over several queues, again and again.
 
-    A queue is looked at anew where something of it was taken: what a task costs does not grow with
-    the number of queues.
+    A queue is looked at anew where something of it was taken, or where its next row may be an
+    earlier one than is known: what a task costs does not grow with the number of queues.
     """
-    where = {key: nth for nth, key in enumerate(request.keys)}
-    looks = [0] * len(request.keys)
-    heads: list[_Head] = []
-    for key, nth in where.items():
-        _look(core, key, nth, looks, heads, may_rescan=True)  # nothing has been picked yet
+    claim_set = request.claim_set
+    if claim_set is None:
+        claim_set = ClaimSet(request.keys)
+    else:
+        core.claim_sets.use(claim_set)
+    _look_at_stale(core, claim_set, may_rescan=True)  # nothing has been picked yet
+    is_simple = not request.boosts and not claim_set.has_any
     while len(out) < request.limit and bytes_left > 0:
+        if is_simple and not core.claim_sets.any_keys:
+            before = len(out)
+            bytes_left = _pick_known(core, claim_set, request.limit, out, bytes_left)
+            if len(out) > before:
+                continue
         picked = _pick_overdue(core, request, may_rescan=not out) if request.boosts else None
-        if picked is None:
-            while heads and heads[0][2] != looks[heads[0][1]]:
-                heappop(heads)
-            if not heads:
+        if picked is not None:
+            out.append(picked)
+            _note_limited(core, claim_set, picked[0].lane.topic)
+            _note_taken(core, claim_set, picked[0].lane)
+            _look_at_stale(core, claim_set, may_rescan=False)
+        else:
+            nth = next_of_set(core, claim_set, may_rescan=not out)
+            if nth < 0:
                 break
-            _, _, _, bucket, index, tenant = heappop(heads)
-            turns = bucket.lane.topic.turns
-            if tenant in turns:
-                turns.move_to_end(tenant)
-            picked = _pop(core, bucket, index)
+            slot = claim_set.slots[nth]
+            if slot is None:
+                raise InvariantError("a queue of a claim has an order and no row")
+            picked = _pop(core, slot[0], slot[1])
+            out.append(picked)
+            _note_limited(core, claim_set, picked[0].lane.topic)
+            advance(core, claim_set, nth, slot)
         if request.boosts:
             core.merged_claims += 1
-        out.append(picked)
         bytes_left -= picked[1][5]
-        lane = picked[0].lane
-        for key in (lane.key, lane.any_key):
-            nth = where.get(key, -1)
-            if nth >= 0:
-                _look(core, key, nth, looks, heads, may_rescan=False)
 
 
-def _look(
-    core: EngineState,
-    key: tuple[bytes, bytes | None],
-    nth: int,
-    looks: list[int],
-    heads: list[_Head],
-    *,
-    may_rescan: bool,
-) -> None:
-    """Enter the next row of one of several queues. All tenants: of the tenant whose turn it is."""
-    looks[nth] += 1
-    queue, tenant = key
-    topic = core.topics.get(queue)
-    if topic is None or topic.is_paused:
+def _note_limited(core: EngineState, claim_set: ClaimSet, topic: QueueState) -> None:
+    """A row was picked: count it, and pass the queue over once it is at its limit."""
+    if topic.limit is None:
         return
-    empty: list[bytes] = []
-    for name in topic.turns if tenant is None else (tenant,):
-        lane = topic.lanes.get(name)
-        if lane is None or not lane.ready:
-            empty.append(name)
+    core.queue_limits.picked(topic, 1)
+    if topic.is_held and not claim_set.is_kept:
+        for nth, key in enumerate(claim_set.keys):
+            if key[0] == topic.queue:
+                claim_set.stale[nth] = None
+
+
+def _pick_known(
+    core: EngineState, claim_set: ClaimSet, limit: int, out: list[Picked], bytes_left: int
+) -> int:
+    """The best heads for as long as each has another row behind it, in memory."""
+    heap, orders, slots = claim_set.heap, claim_set.orders, claim_set.slots
+    while heap and len(out) < limit and bytes_left > 0 and not claim_set.stale:
+        order, nth = heap[0]
+        slot = slots[nth]
+        if slot is None or orders[nth] != order:
+            heappop(heap)
             continue
-        found = None if lane.is_paused else _best(core, lane, may_rescan=may_rescan)
-        if found is not None:
-            heappush(heads, (found[0], nth, looks[nth], found[1], found[2], name))
+        bucket, index, tenant = slot
+        window = bucket.windows[index]
+        if window is None or len(window.rows) < 2 or bucket.ready < 2:
             break
-    for name in empty:  # as in ``_pick_turns``: looked at once, not by every claim
-        topic.turns.pop(name, None)
+        if bucket.lane.topic.limit is not None:
+            break
+        row = window.rows[0]
+        if row[0][-25:] != order or bucket.occupied & -bucket.occupied != 1 << index:
+            break
+        if bucket.shard.co.status > STALLED:
+            break
+        rows, following = window.rows, claim_set.second_order()
+        other: Head | None = None  # the best of the lane on the other shards
+        if len(bucket.lane.buckets) > 1:
+            is_known, other = _head_in_memory(bucket.lane, bucket)
+            if not is_known or (other is not None and other[0] < order):
+                break
+            if other is not None and other[0] < following:
+                following = other[0]
+        turns = bucket.lane.topic.turns
+        if len(turns) > 1 and tenant in turns:
+            turns.move_to_end(tenant)
+        while True:  # a run of this key and shard: up to where another one has the best
+            bucket.ready -= 1
+            bytes_left -= row[5]
+            if row[6] is not None:
+                core.held_bytes -= row[5]
+            out.append((bucket, rows.popleft()))
+            row = rows[0]
+            order = row[0][-25:]
+            if order >= following or len(out) >= limit or bytes_left <= 0:
+                break
+            if len(rows) < 2 or bucket.ready < 2:
+                break
+        if other is not None and other[0] < order:
+            slots[nth], order = (other[1], other[2], tenant), other[0]
+        claim_set.replace_first(nth, order)
+    return bytes_left
+
+
+def _head_in_memory(
+    lane: TenantQueue, passed: ShardQueue | None = None
+) -> tuple[bool, Head | None]:
+    """The lane's next row over its shards but ``passed``'s, if all of their heads are in memory.
+
+    Returns whether they are, and ``_best`` of them; None: there is nothing ready.
+    """
+    best: Head | None = None
+    for bucket in lane.buckets:
+        if bucket is None or bucket is passed or bucket.ready <= 0:
+            continue
+        if bucket.shard.co.status > STALLED:
+            continue
+        occupied = bucket.occupied
+        if not occupied:
+            return False, None
+        index = (occupied & -occupied).bit_length() - 1
+        window = bucket.windows[index]
+        if window is None or not window.rows:
+            return False, None
+        order = window.rows[0][0][-25:]
+        if best is None or order < best[0]:
+            best = order, bucket, index
+    return True, best
+
+
+def first_of_set(core: EngineState, claim_set: ClaimSet) -> int:
+    """``next_of_set`` for a claim of one; -1 also where it takes the long way."""
+    sets = core.claim_sets
+    if claim_set.doubtful or claim_set.epoch != sets.epoch or not claim_set.is_kept:
+        sets.use(claim_set)
+    else:
+        sets.uses += 1
+        claim_set.used = sets.uses
+    if core.damaged_blocks:  # of whichever shard: a look there may take probes
+        return -1
+    nth = next_of_set(core, claim_set, may_rescan=False)
+    return -1 if claim_set.doubtful else nth
+
+
+def next_of_set(core: EngineState, claim_set: ClaimSet, *, may_rescan: bool) -> int:
+    """Which key of a set has the best next row: ``slots`` says where it is; -1 if none has any.
+
+    ``ClaimSets.use`` comes first, once a claim.
+    """
+    heap, orders, slots = claim_set.heap, claim_set.orders, claim_set.slots
+    while True:
+        if claim_set.stale:
+            _look_at_stale(core, claim_set, may_rescan=may_rescan)
+            heap = claim_set.heap
+        if not heap:
+            return -1
+        order, nth = heap[0]
+        slot = slots[nth]
+        if slot is None or orders[nth] != order:  # it has been looked at since
+            heappop(heap)
+            continue
+        bucket = slot[0]
+        window = bucket.windows[slot[1]]
+        if (
+            window is not None
+            and window.rows
+            and bucket.ready > 0
+            and bucket.shard.co.status <= STALLED
+            and window.rows[0][0][-25:] == order
+        ):
+            return nth
+        heappop(heap)  # the row has gone another way
+        claim_set.stale[nth] = None
+
+
+def advance(core: EngineState, claim_set: ClaimSet, nth: int, slot: Slot) -> None:
+    """The next row of a key was taken: enter the one behind it.
+
+    Args:
+        claim_set: whose key it is.
+        nth: as ``next_of_set`` returned it.
+        slot: where the row was.
+    """
+    bucket, index, tenant = slot
+    lane = bucket.lane
+    turns = lane.topic.turns
+    if tenant in turns:
+        turns.move_to_end(tenant)
+    if core.claim_sets.any_keys:
+        core.claim_sets.turned(lane)
+    window = bucket.windows[index]
+    if (  # nearly always: one more row in memory, and nothing that could be better
+        not claim_set.has_any
+        and window is not None
+        and window.rows
+        and bucket.ready > 0
+        and len(lane.buckets) == 1
+        and bucket.occupied & -bucket.occupied == 1 << index
+    ):
+        claim_set.replace_first(nth, window.rows[0][0][-25:])
+        return
+    if len(lane.buckets) > 1 and not claim_set.has_any:
+        _, best = _head_in_memory(lane)
+        if best is not None:
+            claim_set.slots[nth] = best[1], best[2], tenant
+            claim_set.replace_first(nth, best[0])
+            return
+    is_last = bucket.ready == 0 if len(lane.buckets) == 1 else lane.ready == 0
+    if is_last and not claim_set.has_any:
+        turns.pop(tenant, None)
+        if not claim_set.remove_first(nth) or core.claim_sets.any_keys:
+            core.claim_sets.emptied(lane, claim_set)
+        return
+    claim_set.stale[nth] = None
+    _note_taken(core, claim_set, lane)
+    _look_at_stale(core, claim_set, may_rescan=False)
+
+
+def _note_taken(core: EngineState, claim_set: ClaimSet, lane: TenantQueue) -> None:
+    """A row of ``lane`` was taken: the keys of the set that it is in are looked at."""
+    for key in (lane.key, lane.any_key):
+        nth = claim_set.where.get(key, -1)
+        if nth >= 0:
+            claim_set.stale[nth] = None
+    if core.claim_sets.sets and not lane.ready:
+        core.claim_sets.emptied(lane, None)
+
+
+def _look_at_stale(core: EngineState, claim_set: ClaimSet, *, may_rescan: bool) -> None:
+    stale = claim_set.stale
+    while stale:
+        for nth in list(stale):
+            if not _look_in_memory(core, claim_set, nth):
+                _look(core, claim_set, nth, may_rescan=may_rescan)
+            del stale[nth]  # not before: what cannot be read is looked at again
+
+
+def _look_in_memory(core: EngineState, claim_set: ClaimSet, nth: int) -> bool:
+    """``_look`` for one lane whose next row, on every shard that it has any on, is in memory."""
+    queue, tenant = claim_set.keys[nth]
+    topic = core.topics.get(queue)
+    if tenant is None or topic is None or topic.is_held:
+        return False
+    lane = topic.lanes.get(tenant)
+    if lane is None or lane.is_paused:
+        return False
+    _, best = _head_in_memory(lane)
+    if best is None:
+        return False
+    claim_set.enter(nth, best[0], (best[1], best[2], tenant))
+    return True
+
+
+def _look(core: EngineState, claim_set: ClaimSet, nth: int, *, may_rescan: bool) -> None:
+    """Enter the next row of one of several queues. All tenants: of the tenant whose turn it is."""
+    queue, tenant = claim_set.keys[nth]
+    topic = core.topics.get(queue)
+    order = NO_ROW
+    slot: Slot | None = None
+    if topic is not None and not topic.is_held:
+        empty: list[bytes] = []
+        for name in topic.turns if tenant is None else (tenant,):
+            lane = topic.lanes.get(name)
+            if lane is None or not lane.ready:
+                empty.append(name)
+                continue
+            if lane.is_paused:
+                continue
+            found = _best(core, lane, may_rescan=may_rescan)
+            if found is None or _is_undecided(lane):
+                claim_set.doubtful[nth] = None
+            if found is not None:
+                order, slot = found[0], (found[1], found[2], name)
+                break
+        for name in empty:  # as in ``_pick_turns``: looked at once, not by every claim
+            topic.turns.pop(name, None)
+    claim_set.enter(nth, order, slot)
+
+
+def _is_undecided(lane: TenantQueue) -> bool:
+    """Whether better rows than its head may come from where nothing could be read just now."""
+    for bucket in lane.buckets:
+        if bucket is not None and bucket.ready > 0:
+            left = bucket.occupied
+            while left:
+                window = bucket.windows[(left & -left).bit_length() - 1]
+                if window is not None and window.rows:
+                    break
+                if window is not None and not window.is_complete:
+                    return True
+                left &= left - 1
+    return False

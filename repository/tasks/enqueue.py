@@ -15,7 +15,7 @@ from xxhash import xxh3_64, xxh3_64_digest
 
 from ...coalescer.group import Group
 from ...engine.records.events import ENQUEUED, pack_one
-from ...engine.records.keyspace import GHOST, TASK, delayed_key
+from ...engine.records.keyspace import TASK, delayed_key
 from ...engine.records.result import Status
 from ...engine.records.rows import (
     BODY_ROW,
@@ -27,6 +27,7 @@ from ...engine.records.rows import (
     ready_value,
 )
 from ...engine.records.task import BODY_FLAG, FIRST_DELAYED, FIRST_READY, NO_GHOST, pack_task_times
+from ...engine.records.workflow import MEMBER_ROW
 from ...engine.runtime.event_loop import Future
 from ...engine.runtime.task_id import TaskId, as_task_id
 from ...errors import (
@@ -39,10 +40,10 @@ from ...errors import (
 )
 from ..model.encoded_tasks import EncodedTask
 from ..model.values import Receipt
-from ..state.dedup_entries import drop_old_entry, old_entry, old_entry_of
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard, TenantQueue
-from ..state.task_location import TaskLocation, is_alive, task_location
+from ..state.rows.dedup_entries import drop_old_entry, old_entry, old_entry_of
+from ..state.rows.task_location import TaskLocation, is_alive, task_location
 from .batches import check_atomic, chunks
 from .task_end import end_task, sound_task
 
@@ -60,6 +61,7 @@ __all__ = [
 ]
 
 _receipt: Final = tuple.__new__  # what Receipt(…) does, without its Python frame
+LONE_BODY_MAX: Final = 128 << 10  # of a lone caller, who writes several in one turn of the loop
 
 
 def check_pending(core: EngineState, lane: TenantQueue | None, more: int) -> None:
@@ -134,23 +136,22 @@ def place(
     is_ready = due_ms == 0
     kind = FIRST_READY if is_ready else FIRST_DELAYED
     times = pack_task_times(now_us, seq, due_ms, expires_ms)
+    whole: bytes | None = None
     record = item.shared.head(item.flags, priority, kind) + times + item.tail
-    if item.body is None:
-        record += xxh3_64_digest(record)
-    else:  # one copy of what is large, not three
-        check = xxh3_64(record)
-        check.update(item.body)
-        record = b"".join((record, item.body, check.digest()))
     size = item.record_bytes
     ops = group.ops
-    flags = 0
-    stored = record
-    if item.body_row is not None and shard.bodies is not None:
-        # Memory keeps the record whole, for the claim that is likely to come.
-        flags = BODY_ROW
+    flags = item.flags >> 4 & MEMBER_ROW
+    if item.body is None:
+        whole = stored = record + xxh3_64_digest(record)
+    elif item.body_row is None or shard.bodies is None:
+        whole = stored = _with_body(record, item.body)
+    else:
+        flags |= BODY_ROW
         head = item.shared.head(item.flags | BODY_FLAG, priority, kind)
         slim = head + times + item.slim_tail + item.body_row.record_id
         stored = slim + xxh3_64_digest(slim)
+        if is_ready and core.held_bytes < core.held_bytes_max:
+            whole = _with_body(record, item.body)  # for the claim that is likely to come
     index = 9 - priority
     if is_ready:
         key = bucket.ready_key(bucket.ready_prefixes[index], seq, task_id)
@@ -178,17 +179,24 @@ def place(
     if is_ready:
         group.fresh[key] = len(ops)
         ops.append((key, value))
-        core.note_ready(group, bucket, index, (key, task_id, 0, flags, expires_ms, size, record))
+        core.note_ready(group, bucket, index, (key, key[-16:], 0, flags, expires_ms, size, whole))
     else:
         core.put_delayed(group, bucket, key, due_ms, value)
     if ghost:
         if old_ghost is not None:
             drop_old_entry(shard, group, old_ghost)
-        ops.append((GHOST + item.ghost, ghost))
+        shard.put_dedup(group, item.ghost, ghost)
     if group.events is not None:
         group.events.append(event)
     core.totals.enqueued += 1
     bucket.lane.flow.enqueued += 1
+
+
+def _with_body(record: bytes, body: bytes) -> bytes:
+    """The whole record: one copy of what is large, not three."""
+    check = xxh3_64(record)
+    check.update(body)
+    return b"".join((record, body, check.digest()))
 
 
 def holder(core: EngineState, shard: Shard, item: EncodedTask, now_ms: int) -> bytes | None:
@@ -202,7 +210,7 @@ def holder(core: EngineState, shard: Shard, item: EncodedTask, now_ms: int) -> b
         item: with a dedup key.
         now_ms: wall milliseconds.
     """
-    raw = shard.overlay.get(GHOST + item.ghost)
+    raw = shard.dedup_row(item.ghost)
     held_by = None if raw is None else ghost_owner(core, shard, decode_ghost(raw), now_ms)
     if held_by is None and shard.old_ghosts:
         old = old_entry(shard, item.routing)
@@ -306,8 +314,12 @@ async def enqueue(core: EngineState, item: EncodedTask, durable: bool | None) ->
         group = co.begin(item.row_bytes + 128)
         with group:
             place(core, shard, group, item, task_id, now_us)
+        receipt = _receipt(Receipt, (as_task_id(task_id), False, None))
+        is_light = item.body_row is not None and item.body_row.size <= LONE_BODY_MAX
+        if is_light and not durable and co.inline_left and co.commit_now(group):
+            return receipt
         await co.wait(group, None, is_durable=bool(durable))
-        return _receipt(Receipt, (as_task_id(task_id), False, None))
+        return receipt
     return await _enqueue_keyed(core, shard, item, task_id, now_us, durable)
 
 
@@ -351,7 +363,7 @@ async def enqueue_many(
         _check_many(core, items)
         if is_atomic:
             check_atomic(core, items)
-        runs = [list(enumerate(items))] if is_atomic else chunks(items)
+        runs = [list(enumerate(items))] if is_atomic else chunks(items, core.submission_bytes_max)
         for number, run in enumerate(runs):
             if number:
                 await core.spawner.checkpoint()
@@ -395,7 +407,8 @@ async def _enqueue_run(
     *,
     is_atomic: bool,
 ) -> None:
-    slot = core.healthy_slot()  # one for all unkeyed tasks, so that they commit together
+    unkeyed = sum([item.slot is None for _, item in run])
+    slot = core.healthy_slot(unkeyed)  # one for all unkeyed tasks, so that they commit together
     home = core.shard_of_slot(slot)
     plan: dict[Shard, list[tuple[int, EncodedTask, int]]] = {}
     for i, item in run:
@@ -426,7 +439,7 @@ async def _enqueue_run(
         done.append((shard.co.wait(group, None, is_durable=bool(durable)), placed))
     if len(done) > 1:  # seq is drawn in the caller's order, so that it is the order of claims
         rows.sort(key=itemgetter(0))
-    fresh = iter(core.ids.run(now_us // 1000, slot, sum(row[1].slot is None for row in rows)))
+    fresh = iter(core.ids.run(now_us // 1000, slot, unkeyed))
     for i, item, use, shard, group, placed in rows:
         task_id = next(fresh) if item.slot is None else core.ids.new(now_us // 1000, use)
         try:

@@ -22,6 +22,7 @@ from ...engine.records.keyspace import (
     LEASE_END,
     OLD_GHOSTS,
     PAUSE,
+    QUEUE_SETTINGS,
     READY,
     RESULT,
     SECRET,
@@ -30,34 +31,38 @@ from ...engine.records.keyspace import (
     decode_pause_key,
     pause_key,
     prefix_end,
+    queue_settings_key,
 )
 from ...engine.records.lease import LeaseRecord, decode_lease
 from ...engine.records.rows import Counters, decode_counters
 from ...engine.store.port import Op, Rows
 from ...errors import CorruptionError, RecordCorruptError
-from ..state.dedup_entries import load_dedup
 from ..state.engine_state import EngineState
-from ..state.pages import SLICE, counter_slices
+from ..state.pages import SLICE, counter_slices, load_rules
 from ..state.queue_state import NEVER_MS, Shard, TenantQueue
+from ..state.rows.dedup_entries import load_dedup
 
 __all__ = [
     "drop_counts",
     "foreign_head_seq",
     "foreign_lease",
+    "foreign_lease_parts",
     "foreign_leases",
     "note_rows",
     "reload_counts",
 ]
+
+_Leases = list[tuple[bytes, LeaseRecord]]
 
 
 def reload_counts(core: EngineState, shard: Shard) -> Generator[None, None, None]:
     """Count anew from the rows, after ``drop_counts``; in slices.
 
     Entries that are applied meanwhile are followed: what a slice reads is no older than they are.
-    Pauses hold all the time; one that never became a row goes at the end.
+    Pauses and settings hold all the time; one that never became a row goes at the end.
     """
     yield from counter_slices(core, shard)
-    if shard.index == 0:  # where pause rows live
+    if shard.index == 0:  # where the rows of pauses and settings live
         for queue, topic in list(core.topics.items()):
             if topic.is_paused and shard.overlay.get(pause_key(queue, ALL_TENANTS_MARK)) is None:
                 core.set_pause(queue, None, is_paused=False)
@@ -66,6 +71,11 @@ def reload_counts(core: EngineState, shard: Shard) -> Generator[None, None, None
                     core.set_pause(queue, tenant, is_paused=False)
                 if n % SLICE == 0:
                     yield
+        for n, queue in enumerate(list(core.rules)):
+            key = queue_settings_key(queue)
+            load_rules(core, shard, key, shard.overlay.get(key))
+            if n % SLICE == 0:
+                yield
 
 
 def drop_counts(core: EngineState, shard: Shard) -> None:
@@ -78,10 +88,9 @@ def drop_counts(core: EngineState, shard: Shard) -> None:
             bucket = lane.buckets[shard.index]
             if bucket is not None:
                 bucket.next_due_ms = NEVER_MS  # whatever is filed of it is stale now
-                for window in bucket.windows:
-                    rows = window.rows if window is not None else ()
-                    core.held_bytes -= sum(row[5] for row in rows if row[6] is not None)
+                core.let_go(bucket)
                 lane.buckets[shard.index] = None
+    core.claim_sets.forget_all()
     shard.buckets_by_hash.clear()
     shard.results = shard.swept_ms = 0
     shard.next_expiry_ms = NEVER_MS
@@ -89,12 +98,12 @@ def drop_counts(core: EngineState, shard: Shard) -> None:
 
 
 def note_rows(core: EngineState, shard: Shard, ops: Sequence[Op]) -> None:
-    """The rows of an entry were applied: follow its counts and pauses, wake waits for results.
+    """The rows of an entry were applied: follow counts, pauses, settings; wake waits for results.
 
     A malformed row is reported as an anomaly: it is in the log, and so in every replica.
     """
     for key, value in ops:
-        if key.startswith((COUNTERS, PAUSE)):
+        if key.startswith((COUNTERS, PAUSE, QUEUE_SETTINGS)):
             try:
                 _note_row(core, shard, key, value)
             except RecordCorruptError as error:
@@ -108,6 +117,9 @@ def note_rows(core: EngineState, shard: Shard, ops: Sequence[Op]) -> None:
 
 
 def _note_row(core: EngineState, shard: Shard, key: bytes, value: bytes | None) -> None:
+    if key.startswith(QUEUE_SETTINGS):
+        load_rules(core, shard, key, value)
+        return
     if key.startswith(PAUSE):
         queue, tenant = decode_pause_key(key)
         whom = None if tenant == ALL_TENANTS_MARK else tenant
@@ -118,7 +130,7 @@ def _note_row(core: EngineState, shard: Shard, key: bytes, value: bytes | None) 
     bucket = core.lane(queue, tenant).bucket(shard)
     shard.results += counts.results - bucket.results
     bucket.ready, bucket.delayed, bucket.leased = counts[:3]
-    bucket.dead, bucket.results = counts[3:]
+    bucket.dead, bucket.results, bucket.waiting = counts[3:]
 
 
 def foreign_head_seq(lane: TenantQueue) -> int | None:
@@ -151,26 +163,43 @@ def foreign_lease(shard: Shard, task_id: bytes) -> LeaseRecord | None:
 
 
 def foreign_leases(core: EngineState) -> list[tuple[Shard, bytes, LeaseRecord]]:
-    """(shard, id, lease) of every lease that was granted by another replica.
+    """(shard, id, lease) of every lease that was granted by another replica; blocks."""
+    found: list[tuple[Shard, bytes, LeaseRecord]] = []
+    for shard in core.hosted:
+        if shard.co.is_following:
+            found += [(shard, *one) for one in _all_of(foreign_lease_parts(core, shard))]
+    return found
+
+
+def foreign_lease_parts(core: EngineState, shard: Shard) -> Generator[None, None, _Leases]:
+    """Read (id, lease) of every lease of a shard led elsewhere: a part a step, in any thread.
 
     One whose row is damaged does not say whose it is, and is left to ``verify``.
     """
-    found: list[tuple[Shard, bytes, LeaseRecord]] = []
-    for shard in core.shards:
-        if not shard.co.is_following:
-            continue
-        counted = _counted_leases(core, shard)
-        at: bytes | None = LEASE if counted is None else None
-        rows = counted or []
-        while True:
-            for key, raw in rows:
-                record = attempt(decode_lease, raw)
-                if record is not None:
-                    found.append((shard, key[len(LEASE) :], record))
-            if at is None:
-                break
-            rows, at = shard.store.scan_part(at, LEASE_END, SLICE)
-    return found
+    counted = _counted_leases(core, shard)
+    return _lease_parts(shard, counted or [], LEASE if counted is None else None)
+
+
+def _all_of(parts: Generator[None, None, _Leases]) -> _Leases:
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            found: _Leases = end.value
+            return found
+
+
+def _lease_parts(shard: Shard, rows: Rows, at: bytes | None) -> Generator[None, None, _Leases]:
+    found: _Leases = []
+    while True:
+        for key, raw in rows:
+            record = attempt(decode_lease, raw)
+            if record is not None:
+                found.append((key[len(LEASE) :], record))
+        yield
+        if at is None:
+            return found
+        rows, at = shard.store.scan_part(at, LEASE_END, SLICE)
 
 
 def _counted_leases(core: EngineState, shard: Shard) -> Rows | None:

@@ -8,15 +8,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ...engine.records.compression import inflate
+from ...engine.records.face import unpack_face
 from ...engine.records.policy import Policy, decode_policy
 from ...engine.records.task import PAYLOAD_AT, TASK_HEAD, created_us
 from ..model.arguments import duration_s
 from ..model.codec import decode_headers, decode_value
 from ..model.encoded_tasks import to_datetime
+from ..model.faces import labels_of
 from ..model.values import Duration, NewTask
 from ..state.lease_state import LeaseState
 from . import fast_path, lease_operations
 from .enqueue import check_durable
+from .in_line import complete_in_line
 from .task_end import give_back
 
 if TYPE_CHECKING:
@@ -77,19 +80,20 @@ class Lease(LeaseState):
         return datetime.fromtimestamp(clock.wall_us() / 1e6, UTC) + left
 
     def _part(self) -> tuple[int, int, int, int, int, bytes]:
+        # Flags; where the headers begin and end, where the payload begins; its raw bytes.
         record = self.record
         if record is None:
             raise RuntimeError("a lease restored at open has no payload")
         fields = TASK_HEAD.unpack_from(record)
         start = PAYLOAD_AT + fields[5] + fields[6]
-        return fields[2], start, fields[14], fields[15], fields[16], record
+        end = start + fields[14]
+        return fields[2], start, end, end + fields[18], fields[16], record
 
     @property
     def payload(self) -> Any:
         """The payload: bytes as bytes, other values as the codec or msgpack gives them."""
-        flags, start, n_headers, n_payload, raw_bytes, record = self._part()
-        start += n_headers
-        data = record[start : start + n_payload]
+        flags, _, _, start, raw_bytes, record = self._part()
+        data = record[start:-8]
         if not flags & 15:
             return data
         return decode_value(flags & 3, flags >> 2 & 3, data, raw_bytes, self.codec)
@@ -97,16 +101,30 @@ class Lease(LeaseState):
     @property
     def stored(self) -> tuple[int, bytes, bytes]:
         """The payload's kind and bytes (uncompressed) and the headers' bytes, nothing decoded."""
-        flags, start, n_headers, n_payload, raw_bytes, record = self._part()
-        middle = start + n_headers
-        data = inflate(flags >> 2 & 3, record[middle : middle + n_payload], raw_bytes)
-        return flags & 3, data, record[start:middle]
+        flags, start, end, payload_at, raw_bytes, record = self._part()
+        data = inflate(flags >> 2 & 3, record[payload_at:-8], raw_bytes)
+        return flags & 3, data, record[start:end]
 
     @property
     def headers(self) -> Mapping[str, Any]:
         """The headers given at enqueue; empty if none."""
-        _, start, n_headers, _, _, record = self._part()
-        return decode_headers(record[start : start + n_headers])
+        _, start, end, _, _, record = self._part()
+        return decode_headers(record[start:end])
+
+    @property
+    def function(self) -> str:
+        """The function given at enqueue; empty if none. See ``Queue.enqueue``."""
+        return unpack_face(self.face).function
+
+    @property
+    def preview(self) -> str:
+        """The preview of the arguments given at enqueue; empty if none."""
+        return unpack_face(self.face).preview
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels given at enqueue; empty if none."""
+        return labels_of(unpack_face(self.face).labels)
 
     # -- calls -------------- ------------------------------------------------------
 
@@ -115,6 +133,9 @@ class Lease(LeaseState):
 
         Raises:
             LeaseLostError: it is no longer yours.
+            NotLeaderError: the store is a replica, and another may lead by now. Nothing was
+                extended, and nothing is lost: the lease is yours for its length from the last
+                heartbeat that returned. Try again meanwhile.
 
         Durability: none needed; leases go back at open, exported ones restart in full (with the
             longest length they were given, which is queued to be written and not waited for).
@@ -125,6 +146,26 @@ class Lease(LeaseState):
             self, self.lease_s if seconds is None else duration_s(seconds, "seconds")
         )
         return self.deadline
+
+    async def progress(self, fraction: float | None = None, note: str = "") -> None:
+        """Report how far the work has come: ``Task.progress``, for as long as this lease lives.
+
+        Args:
+            fraction: from 0 to 1; None where nobody knows.
+            note: a status text; cut to 256 bytes.
+
+        Each report is a small row, so a loop reports once a second or so, not once a step.
+
+        Raises:
+            LeaseLostError: it is no longer yours.
+            NotLeaderError: as for ``heartbeat``.
+            UsageError: the fraction is no such number, or the note no text.
+
+        Durability: queued to be written with what comes next, and not waited for.
+        Cancellation: nothing to cancel; it does not wait.
+        """
+        self.core.check()
+        lease_operations.report_progress(self, fraction, note)
 
     async def complete(
         self,
@@ -158,13 +199,24 @@ class Lease(LeaseState):
         self.core.check()
         if durable is not None:
             check_durable(self.core, durable)
+        is_admitted = False
         if not then:
             submitted = fast_path.submit_complete(self, result, keep, durable)
+            if submitted is None and (result is None or type(result) is bytes):
+                co = self.bucket.shard.co
+                if self.is_live and not co.has_capacity:
+                    if durable is True:
+                        await co.wait_in_line()
+                        self.core.check()
+                    elif await complete_in_line(self, co, result, keep=keep):
+                        return
+                    is_admitted = True
+                    submitted = fast_path.submit_complete(self, result, keep, durable, None, True)
             if submitted is not None:
                 if submitted[0] is not None:
                     await submitted[0]
                 return
-        await lease_operations.complete(self, result, then, keep, durable)
+        await lease_operations.complete(self, result, then, keep, durable, is_admitted=is_admitted)
 
     async def nack(self, *, delay: Duration | None = None, reason: str = "") -> None:
         """Give the task back: it failed. Counts the attempt; at max_attempts it is buried.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from ...coalescer.group import Group
@@ -12,14 +12,15 @@ from ...engine.records.frame import checksum
 from ...engine.records.keyspace import LEASE
 from ...engine.records.lease import EXPORTED, LEASE_MARK, encode_lease_tail, lease_packer
 from ...engine.records.rows import MOVED_ROW
-from ...engine.records.task import ATTEMPTS_MAX, NO_GHOST, lease_fields
+from ...engine.records.task import ATTEMPTS_MAX, NO_GHOST, lease_fields, record_face
 from ...engine.runtime.task_id import TaskId, as_task_id
+from ..state.caches.ready_cache import Row
 from ..state.engine_state import EngineState
 from ..state.events import emit_leases
 from ..state.lease_state import LeaseState
 from ..state.long_polls import ClaimRequest
-from ..state.queue_state import ShardQueue
-from ..state.ready_cache import Row
+from ..state.queue_state import ShardQueue, TenantQueue
+from .claim_order import advance, first_of_set
 
 __all__ = ["grant", "lease_tail", "take_one"]
 
@@ -47,6 +48,7 @@ def grant(
     now_us: int,
     now_mono: float,
     leases: list[LeaseState],
+    buckets: Sequence[ShardQueue] = (),
 ) -> None:
     """Queue ``-q(r) +l`` and enter the lease of each row: from here on it is this worker's.
 
@@ -56,10 +58,12 @@ def grant(
 
     Args:
         group: the open group of the task's shard; the rows go into it.
-        rows: (row, record) of ``bucket``, popped, in claim order.
+        bucket: of the first row.
+        rows: (row, record), popped, in claim order.
         now_us: wall microseconds.
         now_mono: monotonic seconds: the deadline counts from it.
         leases: added to; what is raised concerns the rows behind those.
+        buckets: of each row, on one shard; none where all rows are of ``bucket``.
     """
     make, live, ids, lane, shard = core.lease_type, core.leases, core.ids, bucket.lane, bucket.shard
     ops, fresh, tails, flow = group.ops, group.fresh, bucket.tails, lane.flow
@@ -68,9 +72,17 @@ def grant(
     exported = EXPORTED if request.is_exported else 0
     codec = core.codecs.get(lane.queue) if core.codecs else None
     group.dirty[bucket] = None
-    before = len(leases)
+    at = before = len(leases)
     for (key, raw_id, attempts, flags, expires_ms, size, _), record in rows:
-        times, policy, ghost, ghost_expires_ms = lease_fields(record)
+        if buckets:
+            if buckets[at - before] is not bucket:
+                bucket = buckets[at - before]
+                lane = bucket.lane
+                tails, flow = bucket.tails, lane.flow
+                codec = core.codecs.get(lane.queue) if core.codecs else None
+                group.dirty[bucket] = None
+            at += 1
+        times, policy, ghost, ghost_expires_ms, n_payload, n_face = lease_fields(record)
         if flags & MOVED_ROW:  # the seq of its record is not the one it became ready with
             times = times[:8] + key[-17:-25:-1]
         task_id = raw_id if raw_id.__class__ is TaskId else _as_task_id(raw_id)
@@ -108,6 +120,10 @@ def grant(
         lease.attempt, lease.flags, lease.worker = attempt, lease_flags, worker
         lease.granted_mono, lease.lease_s, lease.deadline_mono = now_mono, lease_s, deadline_mono
         lease.leased_us, lease.is_live = now_us, True
+        lease.face, lease.runs = b"", None
+        if n_face:
+            lease.face = face = record_face(record, n_payload, n_face)
+            lease.runs = core.function_counts.started(lane.queue, face)
         if not fresh or not group.replace_fresh(key, op):
             ops.append((key, None))
             ops.append(op)
@@ -119,38 +135,82 @@ def grant(
     core.deadlines.watch(leases[before:] if before else leases)
 
 
-def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[LeaseState], Group] | None:
-    """One task of one queue and tenant, on one shard, with its body in memory.
+def _first_bucket(buckets: list[ShardQueue | None]) -> ShardQueue | None:
+    """The bucket with a lane's next row; None if only a look at a store could say which.
+
+    ``claim_order.head`` over all shards, for the case that all their heads are in memory.
+    """
+    first: ShardQueue | None = None
+    key = order = b""  # of the first one's head; the order is cut out where there is another
+    for bucket in buckets:
+        if bucket is None or bucket.ready <= 0 or bucket.shard.co.status > STALLED:
+            continue
+        occupied = bucket.occupied
+        window = bucket.windows[(occupied & -occupied).bit_length() - 1] if occupied else None
+        if window is None or not window.rows:
+            return None
+        if first is None:
+            first, key = bucket, window.rows[0][0]
+            continue
+        other = window.rows[0][0][-25:]  # inverted priority, seq, id
+        if not order:
+            order = key[-25:]
+        if other < order:
+            first, order = bucket, other
+    return first
+
+
+def take_one(
+    core: EngineState, request: ClaimRequest, *, is_caller: bool = False
+) -> tuple[list[LeaseState], Group] | None:
+    """One task of one queue and tenant, with its body in memory.
 
     Nearly every claim of one, so ``grant`` is folded into it. None, and nothing changed: look for
     it the general way.
+
+    Args:
+        is_caller: for a caller who would stand in line if the task's shard has no capacity.
     """
-    shards = core.shards
-    if len(shards) != 1:
-        return None
-    lane = request.lane
+    claim_set = request.claim_set
+    nth, slot = -1, None
+    lane: TenantQueue | None
+    if claim_set is not None:
+        nth = first_of_set(core, claim_set)
+        slot = claim_set.slots[nth] if nth >= 0 else None
+        if slot is None:
+            return None
+        lane = slot[0].lane
+    else:
+        lane = request.lane
     if lane is None or lane.is_dropped:
         queue, tenant = request.keys[0]
         lane = core.find_lane(queue, tenant) if tenant is not None else None
         if lane is None:
             return None
         request.lane = lane
-    if lane.is_paused or lane.topic.is_paused:
+    topic = lane.topic
+    if lane.is_paused or topic.is_held:
         return None
-    bucket = lane.buckets[0]
+    if slot is not None:  # compared with the row there just now
+        bucket: ShardQueue | None = slot[0]
+    else:
+        buckets = lane.buckets
+        bucket = buckets[0] if len(buckets) == 1 else _first_bucket(buckets)
     if bucket is None or bucket.ready <= 0 or not bucket.occupied:
+        return None
+    shard = bucket.shard
+    if is_caller and (shard.co.waiting >= shard.co.submit_queue_max or shard.co.submit_line.queued):
         return None
     window = bucket.windows[(bucket.occupied & -bucket.occupied).bit_length() - 1]
     if window is None or not window.rows:
         return None
     row = window.rows[0]
     key, raw_id, attempts, flags, expires_ms, size, record = row
-    shard = shards[0]
     if record is None or expires_ms or shard.co.status > STALLED or attempts >= ATTEMPTS_MAX:
         return None
     group = shard.co.begin(500)  # before anything is counted down: it may seal the group before
     now_us, now_mono = core.wall_ns() // 1000, core.mono()
-    times, policy, ghost, _ = lease_fields(record)
+    times, policy, ghost, _, n_payload, n_face = lease_fields(record)
     if flags or ghost != NO_GHOST:
         leases: list[LeaseState] = []
         grant(core, request, group, bucket, ((row, record),), now_us, now_mono, leases)
@@ -190,16 +250,29 @@ def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[LeaseState]
         lease.attempt, lease.flags, lease.worker = attempts + 1, lease_flags, worker
         lease.granted_mono, lease.deadline_mono = now_mono, now_mono + lease_s
         lease.lease_s, lease.leased_us, lease.is_live = lease_s, now_us, True
+        lease.face, lease.runs = b"", None
+        if n_face:
+            end = len(record) - 8 - n_payload  # as ``record_face``
+            lease.face = face = record[end - n_face : end]
+            lease.runs = core.function_counts.started(lane.queue, face)
         leases = [lease]
         core.deadlines.watch(leases)
         if not group.fresh or not group.replace_fresh(key, op):
             group.ops += ((key, None), op)
         shard.next_epoch = epoch + 1
         bucket.leased += 1
-        lane.flow.claim(now_us - int.from_bytes(key[-24:-16], "big"))
+        flow = lane.flow
+        flow.claimed += 1
+        flow.waited_us += now_us - int.from_bytes(key[-24:-16], "big")
         group.dirty[bucket] = None
         core.leases[task_id] = lease
     window.rows.popleft()  # not before: whatever was raised there, the task is still in line
     bucket.ready -= 1
     core.held_bytes -= size
+    if topic.limit is not None:
+        core.queue_limits.granted_one(topic, now_mono)
+    if claim_set is not None and slot is not None:
+        advance(core, claim_set, nth, slot)
+    elif core.claim_sets.sets and not lane.ready:
+        core.claim_sets.emptied(lane, None)
     return leases, group

@@ -13,10 +13,12 @@ from typing import Any
 from xxhash import xxh3_64_intdigest
 
 from ...coalescer.commit_loop import GROUP_BYTES_MAX, SUBMISSION_BYTES_MAX
-from ...engine.records.keyspace import LEASE, RESULT
+from ...engine.records.attempts import Outcome
+from ...engine.records.keyspace import LEASE, PROGRESS, RESULT
 from ...engine.records.lease import EXPORTED, LeaseRecord, encode_lease
 from ...engine.records.policy import decode_policy
-from ...engine.records.result import HAS_VALUE, Status, decode_result
+from ...engine.records.progress import ProgressRecord, encode_progress
+from ...engine.records.result import HAS_VALUE, Status, decode_result, is_history
 from ...engine.records.task import TIMES
 from ...engine.runtime.event_loop import Future
 from ...errors import (
@@ -26,7 +28,7 @@ from ...errors import (
     RecordCorruptError,
     UsageError,
 )
-from ..model.arguments import LEASE_S_MAX, duration_s, names_of
+from ..model.arguments import LEASE_S_MAX, check_progress, duration_s, listed, names_of
 from ..model.backoff import delay_ms_of
 from ..model.codec import encode_value
 from ..model.encoded_tasks import EncodedTask, TaskTemplate, encoded_task
@@ -36,7 +38,7 @@ from ..state.engine_state import EngineState
 from ..state.lease_state import LeaseState
 from ..state.queue_state import Shard
 from .enqueue import place
-from .task_end import End, die, end_if_past_ttl, finish, finish_all, put_back
+from .task_end import End, die, end_if_past_ttl, finish, finish_all, finish_one, put_back
 
 __all__ = [
     "bury",
@@ -51,6 +53,7 @@ __all__ = [
     "reason_bytes",
     "release",
     "report_loss",
+    "report_progress",
     "was_completed",
 ]
 
@@ -85,6 +88,7 @@ def heartbeat(lease: LeaseState, seconds: float) -> None:
     """Move the deadline to now + seconds."""
     core: EngineState = lease.core
     check_lease(core, lease)
+    lease.bucket.shard.co.check_session()
     if lease.flags & EXPORTED and seconds > lease.lease_s:
         _store_length(core, lease, min(seconds, LEASE_S_MAX))
     deadline = core.clock.mono() + seconds
@@ -92,6 +96,24 @@ def heartbeat(lease: LeaseState, seconds: float) -> None:
     lease.deadline_mono = deadline
     if sooner:  # a later deadline is found when the old one comes up
         core.deadlines.rewatch(lease)
+
+
+def report_progress(lease: LeaseState, fraction: object, note: object) -> None:
+    """Keep how far a run has come: in memory, and queued to be written, for as long as it runs.
+
+    Args:
+        fraction: from 0 to 1, or None.
+        note: text; cut to 256 bytes.
+    """
+    core: EngineState = lease.core
+    checked, text = check_progress(fraction, note)
+    check_lease(core, lease)
+    lease.bucket.shard.co.check_session()
+    record = ProgressRecord(core.clock.wall_us(), checked, text)
+    core.progress[lease.task_id] = record
+    co = lease.bucket.shard.co
+    if co.takes_writes:
+        co.begin().ops.append((PROGRESS + lease.task_id, encode_progress(record)))
 
 
 def _store_length(core: EngineState, lease: LeaseState, seconds: float) -> None:
@@ -179,7 +201,13 @@ def _follow_ups(core: EngineState, lease: LeaseState, then: Sequence[NewTask]) -
 
 
 async def complete(
-    lease: LeaseState, result: Any, then: Sequence[NewTask], keep: bool, durable: bool | None
+    lease: LeaseState,
+    result: Any,
+    then: Sequence[NewTask],
+    keep: bool,
+    durable: bool | None,
+    *,
+    is_admitted: bool = False,
 ) -> None:
     """See ``Lease.complete``.
 
@@ -189,13 +217,14 @@ async def complete(
         then: at most 256 follow-ups, 4 MiB with the result.
         keep: False stores no result.
         durable: True waits for an fsync, whatever the engine's mode.
+        is_admitted: the caller has stood in line.
     """
     core: EngineState = lease.core
     flags, value, raw_bytes = encode_result(core, lease, result)
     items: Sequence[EncodedTask] = ()
     cost = 300 + len(value)
     if then:
-        items = _follow_ups(core, lease, then)
+        items = _follow_ups(core, lease, listed(then))
         cost += sum(item.row_bytes + 128 for item in items)
         if cost > SUBMISSION_BYTES_MAX:
             raise LimitError(
@@ -203,7 +232,7 @@ async def complete(
                 "batch"
             )
     shard = lease.bucket.shard
-    if not shard.co.has_capacity:
+    if not is_admitted and not shard.co.has_capacity:
         await core.backpressure(shard)
     if not lease.is_live or core.leases.get(lease.task_id) is not lease:
         await _completed_before(core, lease, durable)
@@ -212,7 +241,7 @@ async def complete(
     shard.write_bodies(core.ids, items)  # what can fail for want of space, before anything changes
     group = shard.co.begin(cost)
     with group:
-        finish_all(core, group, ((lease, flags, value, raw_bytes),), Status.COMPLETED, keep=keep)
+        finish_one(core, group, lease, flags, value, raw_bytes, keep)
         core.totals.completed += 1
         if items:
             now_us = core.clock.wall_us()
@@ -268,6 +297,8 @@ async def was_completed(
     )
     if record.status != Status.COMPLETED or record.epoch != epoch or not same:
         return False
+    if is_history(record, core.clock.wall_us() // 1000):
+        return False
     # Nothing to wait for any more: the sync that would have covered it has failed.
     if (
         shard.co.failure is not None
@@ -309,7 +340,8 @@ async def complete_many(
     futures: list[Future] = []
     for shard, ends in mine.items():
         try:
-            for cost, run in _chunks(ends.values()):
+            most = min(GROUP_BYTES_MAX, shard.co.submission_bytes_max)
+            for cost, run in _chunks(ends.values(), most):
                 group = shard.co.begin(cost)
                 futures.append(shard.co.wait(group, None, is_durable=bool(durable)))
                 with group:
@@ -326,13 +358,13 @@ async def complete_many(
     return out
 
 
-def _chunks(ends: Iterable[End]) -> Iterator[tuple[int, list[End]]]:
+def _chunks(ends: Iterable[End], bytes_max: int) -> Iterator[tuple[int, list[End]]]:
     """Runs that fit one group, with what they cost."""
     run: list[End] = []
     total = 0
     for end in ends:
         cost = 300 + len(end[2])
-        if run and total + cost > GROUP_BYTES_MAX:
+        if run and total + cost > bytes_max:
             yield total, run
             run, total = [], 0
         run.append(end)
@@ -399,5 +431,5 @@ async def bury(lease: LeaseState, reason: str) -> None:
     shard = await _shard_of_live(core, lease)
     group = shard.co.begin()
     with group:
-        die(core, group, lease, text or b"buried")
+        die(core, group, lease, text or b"buried", Outcome.BURIED)
     await shard.co.wait(group)

@@ -7,49 +7,61 @@ never rests on somebody else's unfinished commit.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+from ...engine.records.frame import attempt
 from ...engine.records.keyspace import (
     DEAD,
     DELAYED,
     MOVED,
+    PROGRESS,
     RESULT,
     TASK,
     decode_index_key,
 )
 from ...engine.records.lease import LeaseRecord
 from ...engine.records.policy import decode_policy
-from ...engine.records.result import HAS_VALUE, ResultRecord, Status, decode_result
+from ...engine.records.progress import ProgressRecord, decode_progress
+from ...engine.records.result import HAS_VALUE, ResultRecord, Status, decode_result, is_history
 from ...engine.records.rows import IndexRow
 from ...engine.records.task import TaskRecord, created_us
+from ...engine.records.workflow import HELD_MS
 from ...engine.runtime.task_id import TaskId
 from ...errors import CorruptionError, TaskNotFoundError
 from ..model.codec import PackedBytes, deferred_headers, deferred_value, stored_value
 from ..model.encoded_tasks import to_datetime
-from ..model.values import Result, Task
+from ..model.faces import face_fields
+from ..model.values import Progress, Result, Task
 from ..state.engine_state import EngineState
 from ..state.lease_state import LeaseState
 from ..state.queue_state import Shard
-from ..state.task_location import STATES, is_alive, read_task, task_location
+from ..state.rows.task_location import is_alive, read_task, state_name, task_location
 from .follower import foreign_lease
 from .task_end import DAMAGED, sound_task
 
 __all__ = [
     "Payloads",
+    "find_task",
     "finished_task",
+    "foreign_lease_task",
     "foreign_or_damaged",
     "foreign_task",
     "get",
     "indexed_task",
+    "lease_task",
     "leased_or_damaged",
     "leased_task",
     "result",
+    "result_of",
+    "row_task",
     "task_of",
 ]
 
 # What is shown of payloads and headers: the user's values; their bytes, for whoever passes them on;
 # or nothing, and then no body is read either.
 Payloads = Literal["decoded", "stored", "none"]
+
+_REASON_CHARS: Final = 200  # of a reason, in an error's message
 
 
 def _ms(ms: int) -> datetime | None:
@@ -69,6 +81,8 @@ def task_of(
     reason: bytes = b"",
     finished_us: int = 0,
     position: bytes = b"",
+    progress: Progress | None = None,
+    priority: int | None = None,
     payloads: Payloads = "decoded",
 ) -> Task:
     """A task that still has its record, as users see it. RecordCorruptError: it is damaged.
@@ -81,6 +95,8 @@ def task_of(
         expires_ms: wall milliseconds, 0 for none.
         finished_us: wall microseconds, 0 for none.
         position: where a listing goes on after it.
+        progress: of the run that has it leased.
+        priority: as it is now; None: that of its enqueue.
         payloads: ``none`` reads no body; see ``Payloads``.
     """
     payload: Any = None
@@ -93,13 +109,14 @@ def task_of(
             headers = deferred_headers(task.headers)
         else:
             payload = stored_value(*value)
-            headers = PackedBytes(task.headers)  # as ``client.records.task_doc`` takes them
+            # As ``client.documents.records.task_doc`` takes them.
+            headers = PackedBytes(task.headers)
     return Task(
         id=TaskId(task_id),
         state=state,
         queue=task.queue.decode(),
         tenant=task.tenant.decode(),
-        priority=task.priority,
+        priority=task.priority if priority is None else priority,
         attempts=attempts,
         enqueued_at=to_datetime(task.created_us),
         payload=payload,
@@ -111,6 +128,8 @@ def task_of(
         worker=worker.decode(),
         reason=reason.decode("utf-8", "replace"),
         position=position,
+        **face_fields(task.face),
+        progress=progress,
     )
 
 
@@ -128,6 +147,7 @@ def finished_task(task_id: bytes, r: ResultRecord, position: bytes = b"") -> Tas
         worker=r.worker.decode(),
         reason=r.error.decode("utf-8", "replace"),
         position=position,
+        **face_fields(r.face),
     )
 
 
@@ -148,9 +168,22 @@ def leased_task(
         attempts=lease.attempt,
         expires_ms=lease.expires_ms,
         worker=lease.worker,
+        priority=lease.priority,
         position=lease.leased_us.to_bytes(8, "big") + lease.task_id,
+        progress=_progress_of(core, lease.task_id),
         payloads=payloads,
     )
+
+
+def _progress_of(core: EngineState, task_id: bytes) -> Progress | None:
+    return _shown(core.progress.get(task_id))
+
+
+def _shown(record: ProgressRecord | None) -> Progress | None:
+    if record is None:
+        return None
+    note = record.note.decode("utf-8", "replace")
+    return Progress(record.fraction, note, to_datetime(record.at_us))
 
 
 def foreign_task(
@@ -158,12 +191,17 @@ def foreign_task(
     task_id: bytes,
     task: TaskRecord,
     lease: LeaseRecord,
+    progress: bytes | None,
     payloads: Payloads = "decoded",
 ) -> Task:
     """A task that somebody works on under a lease of the replica that leads its shard.
 
     Args:
+        core: of the engine.
+        task_id: its id.
+        task: its record.
         lease: the row, as the leader has written it.
+        progress: the row of the run's progress, if there is one.
         payloads: ``none`` reads no body; see ``Payloads``.
     """
     return task_of(
@@ -175,6 +213,7 @@ def foreign_task(
         expires_ms=lease.expires_ms,
         worker=lease.worker,
         position=lease.leased_us.to_bytes(8, "big") + task_id,
+        progress=_shown(attempt(decode_progress, progress)),
         payloads=payloads,
     )
 
@@ -192,10 +231,32 @@ def foreign_or_damaged(
         lease: the row, as the leader has written it.
         payloads: ``none`` reads no body; see ``Payloads``.
     """
-    task = sound_task(shard, task_id)
+    overlay = shard.overlay
+    task, progress = sound_task(shard, task_id), overlay.get_sound(PROGRESS + task_id)
+    return foreign_lease_task(core, task_id, lease, task, progress, payloads)
+
+
+def foreign_lease_task(
+    core: EngineState,
+    task_id: bytes,
+    lease: LeaseRecord,
+    task: TaskRecord | None,
+    progress: bytes | None,
+    payloads: Payloads = "decoded",
+) -> Task:
+    """``foreign_or_damaged`` of rows that were read; without payloads in any thread.
+
+    Args:
+        core: of the engine.
+        task_id: its id.
+        lease: the row, as the leader has written it.
+        task: the record; None: it is missing or damaged.
+        progress: the row of the run's progress, if there is one.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     if task is not None:
         try:
-            return foreign_task(core, task_id, task, lease, payloads)
+            return foreign_task(core, task_id, task, lease, progress, payloads)
         except CorruptionError:
             pass
     return Task(
@@ -222,7 +283,23 @@ def leased_or_damaged(
         lease: a live one, in the engine's lease table.
         payloads: ``none`` reads no body; see ``Payloads``.
     """
-    task = sound_task(shard, lease.task_id)
+    return lease_task(core, lease, sound_task(shard, lease.task_id), payloads)
+
+
+def lease_task(
+    core: EngineState,
+    lease: LeaseState,
+    task: TaskRecord | None,
+    payloads: Payloads = "decoded",
+) -> Task:
+    """``leased_or_damaged`` of a record that was read; without payloads in any thread.
+
+    Args:
+        core: of the engine.
+        lease: of which nothing is read that changes.
+        task: the record; None: it is missing or damaged.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     if task is not None:
         try:
             return leased_task(core, lease, task, payloads)
@@ -241,6 +318,7 @@ def leased_or_damaged(
         worker=lease.worker.decode(),
         reason=DAMAGED.decode(),
         position=lease.leased_us.to_bytes(8, "big") + lease.task_id,
+        **face_fields(lease.face),
     )
 
 
@@ -255,18 +333,37 @@ def indexed_task(
         row: its value.
         payloads: ``none`` reads no body; see ``Payloads``.
     """
+    return row_task(core, key, row, sound_task(shard, key[-16:]), payloads)
+
+
+def row_task(
+    core: EngineState,
+    key: bytes,
+    row: IndexRow,
+    task: TaskRecord | None,
+    payloads: Payloads = "decoded",
+) -> Task:
+    """``indexed_task`` of a record that was read; without payloads in any thread.
+
+    Args:
+        core: of the engine.
+        key: a ready, delayed or dead key.
+        row: its value.
+        task: the record; None: it is missing or damaged.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     at = decode_index_key(key)
-    due_ms = at.at if at.kind == DELAYED else 0
+    due_ms = at.at if at.kind == DELAYED and at.at < HELD_MS else 0
     finished_us = at.at * 1000 if at.kind == DEAD else 0
-    task = sound_task(shard, at.task_id)
     if task is not None:
         try:
             return task_of(
                 core,
                 at.task_id,
                 task,
-                STATES[at.kind],
+                state_name(at.kind, at.at),
                 attempts=row.attempts,
+                priority=row.priority,
                 due_ms=due_ms,
                 expires_ms=row.expires_ms,
                 reason=row.reason,
@@ -278,7 +375,7 @@ def indexed_task(
             pass
     return Task(
         id=TaskId(at.task_id),
-        state=STATES[at.kind],
+        state=state_name(at.kind, at.at),
         queue=at.queue.decode(),
         tenant=at.tenant.decode(),
         priority=row.priority,
@@ -298,12 +395,20 @@ def indexed_task(
 async def get(core: EngineState, task_id: TaskId, payloads: Payloads = "decoded") -> Task | None:
     """See ``Engine.get``."""
     shard = core.shard_of(task_id)
-    found = _find(core, shard, task_id, payloads)
+    found = find_task(core, shard, task_id, payloads)
     await core.commit_barrier(shard)
     return found
 
 
-def _find(core: EngineState, shard: Shard, task_id: bytes, payloads: Payloads) -> Task | None:
+def find_task(core: EngineState, shard: Shard, task_id: bytes, payloads: Payloads) -> Task | None:
+    """A task wherever it is now; None if there is none. Others may still have to commit.
+
+    Args:
+        core: of the engine.
+        shard: of the task.
+        task_id: its id.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     lease = core.leases.get(task_id)
     if lease is not None:
         return leased_or_damaged(core, shard, lease, payloads)
@@ -316,7 +421,8 @@ def _find(core: EngineState, shard: Shard, task_id: bytes, payloads: Payloads) -
         task = read_task(shard, task_id)
         foreign = foreign_lease(shard, task_id)
         if foreign is not None and task is not None:
-            return foreign_task(core, task_id, task, foreign, payloads)
+            progress = overlay.get_sound(PROGRESS + task_id)
+            return foreign_task(core, task_id, task, foreign, progress, payloads)
     raw = shard.overlay.get(RESULT + task_id)
     return finished_task(task_id, decode_result(raw)) if raw is not None else None
 
@@ -331,7 +437,7 @@ async def result(
         payloads: ``none`` reads no body; see ``Payloads``.
     """
     shard = core.shard_of(task_id)
-    raw = shard.overlay.get(RESULT + task_id)
+    raw = _result_row(core, shard, task_id)
     if raw is None:
         exists = _has_not_ended(core, shard, task_id)
         if exists and wait_s > 0:
@@ -339,20 +445,49 @@ async def result(
                 raise shard.co.refusal()  # it cannot end here any more
             await _wait_result(core, task_id, wait_s)
             core.check()
-            raw = shard.overlay.get(RESULT + task_id)
+            raw = _result_row(core, shard, task_id)
             exists = _has_not_ended(core, shard, task_id)
         await core.commit_barrier(shard)
         if raw is None:
             if exists:
                 return None
-            raise TaskNotFoundError(
-                f"no task and no result {task_id}: it never existed, or was forgotten after "
-                "its retention",
-                task_id=task_id,
-            )
+            raise _no_result(core, shard, task_id)
     else:
         await core.commit_barrier(shard)
-    record = decode_result(raw)
+    return result_of(core, task_id, decode_result(raw), payloads)
+
+
+def _no_result(core: EngineState, shard: Shard, task_id: TaskId) -> TaskNotFoundError:
+    """The error for an id without a result; it says how the task ended, where that is known."""
+    task = find_task(core, shard, task_id, "none")
+    if task is None or task.finished_at is None:
+        return TaskNotFoundError(
+            f"no task and no result {task_id}: it never existed, or was forgotten after its "
+            "retention",
+            task_id=task_id,
+        )
+    why = f" ({task.reason[:_REASON_CHARS]})" if task.reason else ""
+    return TaskNotFoundError(
+        f"the result of {task_id} is no longer kept, or never was (retention=): the task ended as "
+        f"{task.state} at {task.finished_at:%Y-%m-%dT%H:%M:%SZ}{why}",
+        task_id=task_id,
+        state=task.state,
+        finished_at=task.finished_at,
+        reason=task.reason,
+    )
+
+
+def result_of(
+    core: EngineState, task_id: TaskId, record: ResultRecord, payloads: Payloads
+) -> Result:
+    """A result as users see it.
+
+    Args:
+        core: of the engine.
+        task_id: whose result it is.
+        record: the decoded row.
+        payloads: what is shown of its value.
+    """
     value = None
     if record.flags & HAS_VALUE and payloads != "none":
         stored = record.flags & 3, record.flags >> 2 & 3, record.value, record.raw_bytes
@@ -374,7 +509,16 @@ async def result(
         ready_at=to_datetime(record.ready_us) if record.ready_us else None,
         leased_at=to_datetime(record.leased_us) if record.leased_us else None,
         finished_at=to_datetime(record.finished_us),
+        **face_fields(record.face),
     )
+
+
+def _result_row(core: EngineState, shard: Shard, task_id: bytes) -> bytes | None:
+    """The row of a result within its retention. What is kept of it afterwards is no result."""
+    raw = shard.overlay.get(RESULT + task_id)
+    if raw is not None and is_history(decode_result(raw), core.clock.wall_us() // 1000):
+        return None
+    return raw
 
 
 def _has_not_ended(core: EngineState, shard: Shard, task_id: bytes) -> bool:

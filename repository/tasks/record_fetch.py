@@ -1,14 +1,81 @@
-"""Fetch the records of tasks that are about to be claimed."""
+"""Fetch the records of tasks that are about to be claimed, and of those behind them.
+
+A claim that has to read reads ahead: the records of the next rows of the same ready caches come
+with the same read, are checked, and stay with their rows. The claims that follow find them in
+memory, as if the tasks had been enqueued a moment ago.
+"""
 
 from __future__ import annotations
 
-from ...errors import CorruptionError, LodeqError
-from ..state.queue_state import Shard
+from xxhash import xxh3_64_digest
 
-__all__ = ["read_records"]
+from ...engine.records.keyspace import TASK
+from ...engine.records.task import BODY_FLAG, TASK_HEAD
+from ...errors import CorruptionError, LodeqError
+from ..state.caches.ready_cache import ReadyCache, Row
+from ..state.engine_state import AHEAD_BYTES_MAX, EngineState
+from ..state.queue_state import Shard, ShardQueue
+
+__all__ = ["read_records", "records_of"]
 
 SCAN_ROWS_MIN, SCAN_RECORD_BYTES_MAX, SCATTERED_CLAIMS = 16, 2048, 64
 PAGE_ROWS = 64  # what lies between may be large, and is known only once it has been read
+
+
+def records_of(core: EngineState, picked: list[tuple[ShardQueue, Row]]) -> list[bytes | None]:
+    """The task record of every picked row: from memory, else read and checked, shard by shard.
+
+    None where it is missing or damaged.
+    """
+    records = [row[6] for _, row in picked]
+    if all(records):
+        return records
+    missing: dict[Shard, list[int]] = {}
+    caches: dict[Shard, dict[ReadyCache, None]] = {}
+    for i, (bucket, row) in enumerate(picked):
+        if row[6] is None:
+            shard = bucket.shard
+            if shard not in missing:
+                missing[shard], caches[shard] = [], {}
+            missing[shard].append(i)
+            cache = bucket.windows[row[0][-25]]
+            if cache is not None and cache.rows:
+                caches[shard][cache] = None
+    for shard, indexes in missing.items():
+        rows = [picked[i][1] for i in indexes]
+        ahead: list[tuple[ReadyCache, list[Row]]] = []
+        bytes_left = AHEAD_BYTES_MAX
+        for cache in caches[shard]:
+            next_rows = cache.without_record(min(bytes_left, core.ahead_bytes(cache)))
+            if next_rows:
+                ahead.append((cache, next_rows))
+                bytes_left -= sum([row[5] for row in next_rows])
+                rows += next_rows
+        found = _checked(shard, rows)
+        for i, record in zip(indexes, found, strict=False):
+            records[i] = record
+        at = len(indexes)
+        for cache, next_rows in ahead:
+            core.held_bytes += cache.add_records(found[at : at + len(next_rows)])
+            at += len(next_rows)
+    return records
+
+
+def _checked(shard: Shard, rows: list[Row]) -> list[bytes | None]:
+    """Their records, payloads in body files included.
+
+    Checked here and not at every use: what was enqueued in memory never left it.
+    """
+    found = read_records(shard, [TASK + row[1] for row in rows], sum([row[5] for row in rows]))
+    least = TASK_HEAD.size
+    for i, raw in enumerate(found):
+        if raw is None:
+            continue
+        if len(raw) <= least or not raw.endswith(xxh3_64_digest(raw[:-8])):
+            found[i] = None
+        elif raw[2] & BODY_FLAG:  # of a replica the row does not say it
+            found[i] = shard.whole_record(rows[i][1], raw)
+    return found
 
 
 def read_records(shard: Shard, keys: list[bytes], record_bytes: int) -> list[bytes | None]:

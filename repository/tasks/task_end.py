@@ -11,12 +11,32 @@ from collections.abc import Sequence
 from typing import Final
 
 from ...coalescer.group import Group
+from ...engine.records.attempts import AttemptRecord, add_attempt
 from ...engine.records.events import COMPLETED, DIED, NACKED, RELEASED, pack_one
 from ...engine.records.frame import attempt, checksum
-from ...engine.records.keyspace import LEASE, MOVED, RESULT, TASK, dead_key, delayed_key
+from ...engine.records.keyspace import (
+    ATTEMPTS,
+    LEASE,
+    MOVED,
+    PROGRESS,
+    RESULT,
+    TASK,
+    dead_key,
+    delayed_key,
+)
 from ...engine.records.lease import BODY_LEASE, MOVED_FLAG
 from ...engine.records.policy import Policy, decode_policy
-from ...engine.records.result import RESULT_MARK, ResultRecord, Status, pack_result_head, token_hash
+from ...engine.records.result import (
+    HAS_ATTEMPTS,
+    HAS_FACE,
+    HAS_VALUE,
+    RESULT_MARK,
+    ResultRecord,
+    Status,
+    face_length,
+    pack_result_head,
+    token_hash,
+)
 from ...engine.records.result import encode_result as encode_result_record
 from ...engine.records.rows import (
     BODY_ROW,
@@ -27,14 +47,18 @@ from ...engine.records.rows import (
     encode_moved,
 )
 from ...engine.records.task import NO_GHOST, TIMES, TaskRecord, decode_task
+from ...engine.records.workflow import MEMBER_LEASE, MEMBER_ROW
 from ...engine.runtime.task_id import TaskId
-from ..state.dedup_entries import drop_ghost
-from ..state.engine_state import EngineState
+from ..state.caches.ready_cache import Row
+from ..state.engine_state import GOES, LOSES_VALUE, READ, SECOND_MS, EngineState
 from ..state.events import END_KINDS, emit, emit_leases
+from ..state.function_counts import DEAD as RUN_DEAD
+from ..state.function_counts import FAILED as RUN_FAILED
+from ..state.function_counts import RELEASED as RUN_RELEASED
 from ..state.lease_state import LeaseState
 from ..state.queue_state import Shard, ShardQueue
-from ..state.ready_cache import Row
-from ..state.task_location import TaskLocation, end_at, leave, put_result
+from ..state.rows.dedup_entries import drop_ghost
+from ..state.rows.task_location import TaskLocation, end_at, leave, put_result
 
 __all__ = [
     "DAMAGED",
@@ -61,7 +85,14 @@ DEAD_RETENTION_MS: Final = 604_800_000
 End = tuple[LeaseState, int, bytes, int]
 
 
+def _forget_progress(core: EngineState, group: Group, task_id: bytes) -> None:
+    if task_id in core.progress:
+        group.ops.append((PROGRESS + task_id, None))
+
+
 def _leave_lease(core: EngineState, group: Group, lease: LeaseState) -> None:
+    if core.progress:
+        _forget_progress(core, group, lease.task_id)
     core.end_lease(lease)
     bucket = lease.bucket
     bucket.leased -= 1
@@ -116,11 +147,12 @@ def finish_all(
         error: kept in the results.
     """
     append = group.ops.append
-    keep = keep and core.limits.results_max > 0
+    is_kept = core.limits.results_max > 0
+    keep = keep and is_kept
     now_us = core.wall_ns() // 1000
     bucket: ShardQueue | None = None
-    policy = b""
-    retention_ms = 0
+    policy = noted_kind = b""
+    retention_ms = kept_ms = noted_ms = at_ms = 0
     final: list[bytes] | None = None  # where completed tasks of this bucket and policy expire
     if group.events is not None:
         reason = None if status == 1 else error
@@ -131,6 +163,7 @@ def finish_all(
             bucket = lease.bucket
             shard, queue, tenant = bucket.shard, bucket.lane.queue, bucket.lane.tenant
             names = queue + tenant
+            history = bucket.lane.topic.history
             group.dirty[bucket] = None
             final = None
         lease_flags = lease.flags
@@ -138,12 +171,23 @@ def finish_all(
             policy = lease.packed_policy
             retention_ms, final = decode_policy(policy).retention_ms, None
         record = b""
-        if keep and retention_ms:
+        if (keep and retention_ms) or (history.ms and is_kept):
             worker = lease.worker
+            if not keep or not retention_ms:
+                flags, value, raw_bytes = 0, b"", 0
+            flags |= history.flag
+            if lease_flags & MOVED_FLAG:
+                flags |= HAS_ATTEMPTS
+            kept_ms = retention_ms if keep else 0
+            tail = value + history.tail
+            face = lease.face
+            if face:
+                flags |= HAS_FACE
+                tail = face_length(len(face)) + face + tail
             body = (
                 pack_result_head(
                     RESULT_MARK,
-                    flags,
+                    flags | (lease_flags & MEMBER_LEASE) << 3,
                     status,
                     lease.priority,
                     lease.attempt,
@@ -152,7 +196,7 @@ def finish_all(
                     lease.times,
                     lease.leased_us,
                     now_us,
-                    retention_ms,
+                    kept_ms,
                     len(value),
                     raw_bytes,
                     len(error),
@@ -163,14 +207,18 @@ def finish_all(
                 + names
                 + worker
                 + error
-                + value
+                + tail
             )
             record = body + checksum(body)
         # Of this task all is encoded; what remains to be read comes next.
         if lease_flags & BODY_LEASE:
             shard.drop_body(group, task_id)
+        if core.progress:
+            _forget_progress(core, group, task_id)
         core.end_lease(lease)
         bucket.leased -= 1
+        if lease.runs is not None:
+            lease.runs.ended(status, now_us - lease.leased_us)
         if status == Status.COMPLETED:
             flow = bucket.lane.flow
             flow.completed += 1
@@ -179,20 +227,38 @@ def finish_all(
         append((TASK + task_id, None))
         if lease_flags & MOVED_FLAG:
             append((MOVED + task_id, None))
+            if not record:
+                append((ATTEMPTS + task_id, None))
         if lease.ghost != NO_GHOST:
             _forget_ghost(core, group, shard, lease.ghost, lease.ghost_expires_ms)
         if record:
             append((RESULT + task_id, record))
             bucket.results += 1
             shard.results += 1
-            until_ms = now_us // 1000 + retention_ms
+            until_ms = now_us // 1000 + kept_ms
+            kind = GOES
+            if history.ms > kept_ms:
+                if flags & HAS_VALUE:
+                    kind = LOSES_VALUE
+                else:
+                    until_ms = now_us // 1000 + history.ms
             # A redriven task has left an older hint behind.
-            if status == 1 and not lease_flags & MOVED_FLAG:
-                if final is None:
-                    final = core.final_rows(shard, group, until_ms, bucket)
+            if status == 1 and not lease_flags & (MOVED_FLAG | MEMBER_LEASE):
+                if final is None or kind is not noted_kind:
+                    if until_ms != noted_ms:
+                        final = core.final_rows(shard, group, until_ms, bucket, kind)
+                        noted_ms = until_ms
+                        at_ms = -(-until_ms // SECOND_MS) * SECOND_MS
+                    else:  # as there, for another bucket of the same shard
+                        final = group.final.setdefault((at_ms, bucket, kind), [])
+                    noted_kind = kind
                 final.append(task_id)
+            elif history.ms:
+                core.final_rows(shard, group, until_ms, bucket, READ).append(task_id)
             else:
                 core.file_expiry(shard, group, until_ms, b"r" + task_id)
+        if lease_flags & MEMBER_LEASE:
+            core.flows.ended(group, shard, task_id, status, now_us)
         if core.result_waiters:
             core.notify_result(group, task_id)
 
@@ -218,8 +284,7 @@ def finish_one(
     """
     retention_ms = decode_policy(lease.packed_policy).retention_ms
     if (
-        lease.flags & (MOVED_FLAG | BODY_LEASE)
-        or lease.ghost != NO_GHOST
+        lease.flags & (MOVED_FLAG | BODY_LEASE | MEMBER_LEASE)
         or not keep
         or not retention_ms
         or not core.limits.results_max
@@ -228,12 +293,17 @@ def finish_one(
         finish_all(core, group, ((lease, flags, value, raw_bytes),), 1, keep=keep)
         return
     task_id, bucket, worker = lease.task_id, lease.bucket, lease.worker
-    queue, tenant = bucket.lane.queue, bucket.lane.tenant
+    queue, tenant, history = bucket.lane.queue, bucket.lane.tenant, bucket.lane.topic.history
     now_us = core.wall_ns() // 1000
+    tail = value + history.tail
+    face = lease.face
+    if face:
+        flags |= HAS_FACE
+        tail = face_length(len(face)) + face + tail
     body = (
         pack_result_head(
             RESULT_MARK,
-            flags,
+            flags | history.flag,
             1,
             lease.priority,
             lease.attempt,
@@ -253,14 +323,27 @@ def finish_one(
         + queue
         + tenant
         + worker
-        + value
+        + tail
     )
     shard = bucket.shard
     record = body + checksum(body)
-    final = core.final_rows(shard, group, now_us // 1000 + retention_ms, bucket)
-    if group.events is not None:  # first: rows are queued when all is encoded
+    kind = GOES
+    if history.ms > retention_ms:
+        if flags & HAS_VALUE:
+            kind = LOSES_VALUE
+        else:
+            retention_ms = history.ms  # of the row: the record is packed
+    until_ms = -(-(now_us // 1000 + retention_ms) // SECOND_MS) * SECOND_MS  # as ``final_rows``
+    final = group.final.get((until_ms, bucket, kind))
+    if final is None:
+        final = core.final_rows(shard, group, until_ms, bucket, kind)
+    if lease.ghost != NO_GHOST:  # first: it may have to read
+        _forget_ghost(core, group, shard, lease.ghost, lease.ghost_expires_ms)
+    if group.events is not None:  # and rows are queued when all is encoded
         one = pack_one(COMPLETED, lease.priority, lease.attempt, 1, len(worker), now_us, task_id)
         group.events.append(one + bucket.lane.tag + worker)
+    if core.progress:
+        _forget_progress(core, group, task_id)
     core.end_lease(lease)
     group.ops += ((LEASE + task_id, None), (TASK + task_id, None), (RESULT + task_id, record))
     shard.results += 1
@@ -269,17 +352,38 @@ def finish_one(
     flow = bucket.lane.flow
     flow.completed += 1
     flow.ran_us += now_us - lease.leased_us
+    if lease.runs is not None:
+        lease.runs.completed(now_us - lease.leased_us)
     group.dirty[bucket] = None
     final.append(task_id)
 
 
-def die(core: EngineState, group: Group, lease: LeaseState, reason: bytes) -> None:
-    """Out of attempts, or buried: ``-l +q(x) +s``, and a result that says so.
+def _attempt_row(lease: LeaseState, outcome: int, now_us: int, reason: bytes) -> bytes:
+    """The attempts record of the task with this run in it. Reads the disk if it has moved before.
+
+    Args:
+        lease: of the run, which ends now.
+        outcome: how it ended.
+        now_us: wall microseconds.
+        reason: cut to 512 bytes.
+    """
+    raw = None
+    if lease.flags & MOVED_FLAG:
+        raw = lease.bucket.shard.overlay.get_sound(ATTEMPTS + lease.task_id)
+    one = AttemptRecord(lease.attempt, outcome, lease.leased_us, now_us, lease.worker, reason)
+    return add_attempt(raw, one)
+
+
+def die(
+    core: EngineState, group: Group, lease: LeaseState, reason: bytes, outcome: int = 1
+) -> None:
+    """Out of attempts, or buried: ``-l +q(x) +s +a``, and a result that says so.
 
     Args:
         group: the open group of the task's shard; the rows go into it.
         lease: a live one, in the engine's lease table.
-        reason: kept with the dead letter and in the result.
+        reason: kept with the dead letter, in the result and with the attempt.
+        outcome: of the run: ``Outcome``.
     """
     created_us, seq = TIMES.unpack(lease.times)
     policy = decode_policy(lease.packed_policy)
@@ -287,10 +391,12 @@ def die(core: EngineState, group: Group, lease: LeaseState, reason: bytes) -> No
     now_us = core.clock.wall_us()
     now_ms = now_us // 1000
     result = b""
-    if policy.retention_ms and core.limits.results_max:
+    attempts = _attempt_row(lease, outcome, now_us, reason)
+    history = bucket.lane.topic.history
+    if (policy.retention_ms or history.ms) and core.limits.results_max:
         lane = bucket.lane
         record = ResultRecord(
-            0,
+            HAS_ATTEMPTS | (lease.flags & MEMBER_LEASE) << 3,
             Status.DEAD,
             lease.priority,
             lease.attempt,
@@ -307,6 +413,8 @@ def die(core: EngineState, group: Group, lease: LeaseState, reason: bytes) -> No
             lease.worker,
             reason,
             b"",
+            lease.face,
+            history.seconds,
         )
         result = encode_result_record(record)
     emit(group, DIED, bucket, task_id, lease.priority, lease.attempt, now_us, reason)
@@ -321,14 +429,19 @@ def die(core: EngineState, group: Group, lease: LeaseState, reason: bytes) -> No
         reason,
         now_ms,
         policy,
-        flags=lease.flags >> 1 & BODY_ROW,
+        flags=lease.flags >> 1 & (BODY_ROW | MEMBER_ROW),
     )
     _leave_lease(core, group, lease)
+    group.ops.append((ATTEMPTS + task_id, attempts))
     bucket.lane.flow.failed += 1
+    if lease.runs is not None:
+        lease.runs.ended(RUN_DEAD, now_us - lease.leased_us)
     _forget_ghost(core, group, bucket.shard, lease.ghost, lease.ghost_expires_ms)
     if result:
-        until_ms = now_ms + policy.retention_ms
+        until_ms = now_ms + max(policy.retention_ms, history.ms)
         put_result(core, bucket.shard, group, bucket, task_id, result, until_ms)
+    if lease.flags & MEMBER_LEASE:
+        core.flows.ended(group, bucket.shard, task_id, Status.DEAD, now_us)
     core.totals.dead += 1
     core.notify_result(group, task_id)
 
@@ -356,7 +469,7 @@ def bury_at(
         reason: kept with the dead letter.
         now_ms: wall milliseconds.
         policy: None where it cannot be read: kept for a week.
-        flags: ``BODY_ROW`` or 0.
+        flags: ``BODY_ROW``, ``MEMBER_ROW``, both or 0.
     """
     forget_ms = now_ms + (policy.dead_retention_ms if policy is not None else DEAD_RETENTION_MS)
     key = dead_key(bucket.prefix, now_ms, task_id)
@@ -394,10 +507,12 @@ def bury_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row, reas
         reason,
         now_us // 1000,
         None,
-        flags=flags & BODY_ROW,
+        flags=flags & (BODY_ROW | MEMBER_ROW),
     )
     group.ops.append((key, None))
     _put_damaged(core, group, bucket, task_id, result)
+    if flags & MEMBER_ROW:
+        core.flows.ended(group, bucket.shard, task_id, Status.DEAD, now_us)
     core.totals.dead += 1
     core.notify_result(group, task_id)
 
@@ -419,7 +534,7 @@ def _damaged_result(
         return b""
     now_us, lane = core.clock.wall_us(), bucket.lane
     record = ResultRecord(
-        0,
+        HAS_ATTEMPTS,
         status,
         priority,
         attempts,
@@ -436,6 +551,7 @@ def _damaged_result(
         b"",
         reason,
         b"",
+        history_s=lane.topic.history.seconds,
     )
     return encode_result_record(record)
 
@@ -444,7 +560,8 @@ def _put_damaged(
     core: EngineState, group: Group, bucket: ShardQueue, task_id: bytes, result: bytes
 ) -> None:
     if result:
-        until_ms = core.clock.wall_us() // 1000 + RETENTION_MS
+        kept_ms = max(RETENTION_MS, bucket.lane.topic.history.ms)
+        until_ms = core.clock.wall_us() // 1000 + kept_ms
         put_result(core, bucket.shard, group, bucket, task_id, result, until_ms)
 
 
@@ -489,8 +606,12 @@ def end_task(
     if row.flags & BODY_ROW:
         shard.drop_body(group, task_id)
     leave(core, group, location)
+    if not result and not (status is None and shard.overlay.has(RESULT + task_id)):
+        group.ops.append((ATTEMPTS + task_id, None))
     group.ops += [(TASK + task_id, None), (MOVED + task_id, None)]
     _put_damaged(core, group, bucket, task_id, result)
+    if row.flags & MEMBER_ROW:
+        core.flows.ended(group, shard, task_id, status or 0, core.clock.wall_us())
     core.notify_result(group, task_id)
 
 
@@ -511,6 +632,7 @@ def put_back(
     delay_ms: int,
     reason: bytes,
     is_counted: bool,
+    outcome: int = 1,
 ) -> None:
     """Requeue the task: at its old position (released), at the tail, or for a later time.
 
@@ -521,11 +643,13 @@ def put_back(
         reason: kept with the task.
         is_counted: whether the run counts as an attempt; if not, a task without delay keeps its
             position.
+        outcome: of a run that counts: ``Outcome``.
     """
     if end_if_past_ttl(core, group, lease):
         return
     bucket, task_id = lease.bucket, lease.task_id
     now_us = core.clock.wall_us()
+    ended = _attempt_row(lease, outcome, now_us, reason) if is_counted else None
     attempts = lease.attempt if is_counted else lease.attempt - 1
     kind = NACKED if is_counted else RELEASED
     emit(group, kind, bucket, task_id, lease.priority, attempts, now_us, reason)
@@ -542,7 +666,7 @@ def put_back(
             key = bucket.ready_key(bucket.ready_prefixes[9 - lease.priority], seq, task_id)
         moved = True
     row = IndexRow(
-        (MOVED_ROW if moved else 0) | lease.flags >> 1 & BODY_ROW,
+        (MOVED_ROW if moved else 0) | lease.flags >> 1 & (BODY_ROW | MEMBER_ROW),
         lease.priority,
         attempts,
         lease.record_bytes,
@@ -551,15 +675,23 @@ def put_back(
     )
     value = encode_moved(Moved(attempts, key)) if moved and not (stays and had_moved) else None
     if delay_ms:
-        core.put_delayed(group, bucket, key, now_us // 1000 + delay_ms, encode_index_row(row))
+        packed, size = encode_index_row(row), lease.record_bytes
+        facts = (row.priority, attempts, row.flags, row.expires_ms, size, lease.record)
+        held = (key, key[-16:], *facts, packed)  # it is the ready row's value, too
+        core.put_delayed(group, bucket, key, now_us // 1000 + delay_ms, packed, held)
     else:
         core.put_ready(group, bucket, 9 - lease.priority, key, task_id, row)
     _leave_lease(core, group, lease)
     bucket.lane.flow.failed += is_counted
+    if lease.runs is not None:
+        end = RUN_FAILED if is_counted else RUN_RELEASED
+        lease.runs.ended(end, now_us - lease.leased_us)
     if lease.expires_ms:
         core.refile(bucket.shard, group, lease.expires_ms, b"t" + task_id)
     if value is not None:
         group.ops.append((MOVED + task_id, value))
+    if ended is not None:
+        group.ops.append((ATTEMPTS + task_id, ended))
 
 
 def give_back(core: EngineState, leases: Sequence[LeaseState]) -> None:

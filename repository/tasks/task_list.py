@@ -19,18 +19,21 @@ from ...engine.records.keyspace import (
     RESULT,
     prefix_end,
 )
-from ...engine.records.result import ResultRecord, Status, decode_result
+from ...engine.records.lease import LeaseRecord
+from ...engine.records.result import ResultRecord, Status, decode_result, result_due_ms
 from ...engine.records.rows import MOVED_ROW, IndexRow, decode_expiry, decode_index_row
-from ...engine.recovery.verify import bucket_of, result_due_ms
-from ...errors import CorruptionError, UsageError
+from ...engine.records.workflow import HELD_MS
+from ...engine.recovery.verify import bucket_of
+from ...errors import CorruptionError, NotLeaderError, UsageError
 from ..model.values import QueueStats, Task, payload_bytes
 from ..state.engine_state import EngineState
 from ..state.lease_state import LeasedRun
 from ..state.pages import counts_of, find_floor, row_count
 from ..state.queue_state import Shard, TenantQueue
-from ..state.turns import Turns
+from ..state.shard_scope import buckets_meant, is_meant, is_scoped, shards_meant
+from ..state.turns import Turns, in_slices
 from .claim_order import head_seq
-from .follower import foreign_head_seq, foreign_lease, foreign_leases
+from .follower import foreign_head_seq, foreign_lease, foreign_lease_parts
 from .lookup import (
     Payloads,
     finished_task,
@@ -40,9 +43,19 @@ from .lookup import (
 )
 from .task_end import DAMAGED
 
-__all__ = ["LIST_STATES", "list_page", "list_tasks", "queue_stats"]
+__all__ = [
+    "LIST_STATES",
+    "UNREADABLE",
+    "keep_run",
+    "leased_now",
+    "leased_run",
+    "list_page",
+    "list_tasks",
+    "queue_stats",
+]
 
-_KINDS = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
+_KINDS = {"ready": READY, "delayed": DELAYED, "waiting": DELAYED, "dead": DEAD}
+_HELD = HELD_MS.to_bytes(8, "big")  # behind all that wait for a time are those that wait for tasks
 _STATUSES = {
     "completed": Status.COMPLETED,
     "expired": Status.EXPIRED,
@@ -61,7 +74,7 @@ _TRIES = 8  # of two milliseconds at most: a turn of the loop
 PAGE_MAX = 10_000  # tasks
 _LANES = 256  # whose counters are asked in one go
 _LOOKS = 256  # reads of results between two turns of the loop
-_RESULT_KINDS = b"rc"
+_RESULT_KINDS = b"rcvh"
 UNREADABLE = IndexRow(MOVED_ROW, 0, 0, 0, 0, DAMAGED)  # stands in for a damaged index row
 
 
@@ -120,8 +133,8 @@ async def list_page(
     elif state == "leased":
         found = await _list_leased(core, queue, tenant, limit, position, taken)
     else:
-        found = await _list_rows(core, queue, tenant, _KINDS[state], limit, position, taken)
-    for shard in core.shards:
+        found = await _list_rows(core, queue, tenant, state, limit, position, taken)
+    for shard in shards_meant(core.hosted):
         await core.commit_barrier(shard)
     return found, taken.is_full
 
@@ -173,6 +186,39 @@ def _lanes(core: EngineState, queue: bytes, tenant: bytes | None) -> list[Tenant
     return [topic.lanes[name] for name in names if name in topic.lanes]
 
 
+async def leased_run(
+    core: EngineState, queue: bytes, tenant: bytes | None, position: bytes
+) -> tuple[LeasedRun, bool]:
+    """The next leases behind ``position``, and whether they were looked for just now.
+
+    Else they are what a page before has left (``keep_run``).
+    """
+    # A run is of all shards.
+    run = core.leased_runs.get((queue, tenant)) if position and not is_scoped() else None
+    if run is not None and run.holds(position):
+        return run, False
+    return await _make_run(core, queue, tenant, position), True
+
+
+def keep_run(
+    core: EngineState, queue: bytes, tenant: bytes | None, position: bytes, run: LeasedRun
+) -> None:
+    """Leave the rest of a run to the next page, if there is any; it becomes the newest of few.
+
+    Args:
+        core: of the engine.
+        queue: its name.
+        tenant: None for all.
+        position: of the last lease of the page.
+        run: from ``leased_run``.
+    """
+    core.leased_runs.pop((queue, tenant), None)
+    if run.holds(position) and not is_scoped():
+        core.leased_runs[queue, tenant] = run
+        if len(core.leased_runs) > RUNS_MAX:
+            del core.leased_runs[next(iter(core.leased_runs))]
+
+
 async def _make_run(
     core: EngineState, queue: bytes, tenant: bytes | None, position: bytes
 ) -> LeasedRun:
@@ -184,20 +230,31 @@ async def _make_run(
         if n % _LOOKS == 0:
             await turns.give()
         lane = lease.bucket.lane
-        if lane.queue == queue and tenant in (None, lane.tenant):
+        if lane.queue == queue and tenant in (None, lane.tenant) and is_meant(lease.bucket.shard):
             keys.append(lease.leased_us.to_bytes(8, "big") + lease.task_id)
             if keys[-1] <= position:
                 del keys[-1]
         if len(keys) >= 2 * RUN:
             keys = sorted(keys)[:RUN]
             is_cut = True
-    for _, task_id, record in foreign_leases(core):
-        key = record.leased_us.to_bytes(8, "big") + task_id
-        if record.queue == queue and tenant in (None, record.tenant) and key > position:
-            keys.append(key)
+    for shard in shards_meant(core.hosted):
+        if not shard.co.is_following:
+            continue
+        for task_id, record in await _leases_of(core, shard):
+            key = record.leased_us.to_bytes(8, "big") + task_id
+            if record.queue == queue and tenant in (None, record.tenant) and key > position:
+                keys.append(key)
     keys.sort()
     is_cut |= len(keys) > RUN
     return LeasedRun(position, keys[:RUN], is_last=not is_cut)
+
+
+async def _leases_of(core: EngineState, shard: Shard) -> list[tuple[bytes, LeaseRecord]]:
+    """The leases of a shard that is led elsewhere: read in a thread where that can be."""
+    parts = foreign_lease_parts(core, shard)
+    if shard.store.reads_beside:
+        return await core.thread_reads.run(parts, core.check)
+    return await in_slices(core, parts)
 
 
 async def _list_leased(
@@ -208,59 +265,74 @@ async def _list_leased(
     position: bytes,
     taken: _Taken,
 ) -> list[Task]:
-    whose = queue, tenant
     out: list[Task] = []
-    run = core.leased_runs.get(whose) if position else None
     while True:
-        is_new = run is None or not run.holds(position)
-        if run is None or is_new:
-            run = await _make_run(core, queue, tenant, position)
+        run, is_new = await leased_run(core, queue, tenant, position)
         for n in range(bisect_right(run.keys, position), len(run.keys)):
             if n % _PAGE == 0:
                 await core.spawner.checkpoint()
             position = run.keys[n]
-            task = await _leased_task(core, queue, tenant, position, taken)
+            task = await _leased_task(core, queue, position, taken)
             if task is not None:
                 out.append(task)
             if len(out) >= limit or taken.is_full:
-                core.leased_runs.pop(whose, None)  # it becomes the newest
-                if run.holds(position):
-                    core.leased_runs[whose] = run
-                    if len(core.leased_runs) > RUNS_MAX:
-                        del core.leased_runs[next(iter(core.leased_runs))]
+                keep_run(core, queue, tenant, position, run)
                 return out
         if is_new and run.is_last:
-            core.leased_runs.pop(whose, None)
+            core.leased_runs.pop((queue, tenant), None)
             return out
-        run = None
 
 
-async def _leased_task(
-    core: EngineState, queue: bytes, tenant: bytes | None, position: bytes, taken: _Taken
+def leased_now(
+    core: EngineState, queue: bytes, position: bytes, payloads: Payloads = "decoded"
 ) -> Task | None:
-    """The task that a run names, unless its lease has ended since."""
+    """The task that a position among leases names, unless its lease has ended since.
+
+    Args:
+        core: of the engine.
+        queue: its name.
+        position: of a task in a list of leased ones.
+        payloads: what is shown of payloads and headers.
+    """
     task_id, leased_us = position[8:], int.from_bytes(position[:8], "big")
     lease = core.leases.get(task_id)
     if lease is not None:
-        shard = lease.bucket.shard
-        await taken.turn_for(lease.record_bytes)
         if not lease.is_live or lease.leased_us != leased_us:
             return None
-        task = leased_or_damaged(core, shard, lease, taken.payloads)
-        taken.inflated(task, lease.record_bytes)
-        return task
+        return leased_or_damaged(core, lease.bucket.shard, lease, payloads)
     shard = core.shard_of(task_id)
-    if not shard.co.is_following:
-        return None
+    record = _foreign_record(shard, queue, position) if shard.co.is_following else None
+    return None if record is None else foreign_or_damaged(core, shard, task_id, record, payloads)
+
+
+def _foreign_record(shard: Shard, queue: bytes, position: bytes) -> LeaseRecord | None:
+    """The lease that a position names, on a shard that is led elsewhere."""
     try:
-        record = foreign_lease(shard, task_id)
-    except CorruptionError:  # it does not say whose it is, and is left to ``verify``
+        record = foreign_lease(shard, position[8:])
+    except (CorruptionError, NotLeaderError):  # it does not say whose it is: left to ``verify``
         return None
-    if record is None or record.leased_us != leased_us or record.queue != queue:
+    if record is None or record.leased_us != int.from_bytes(position[:8], "big"):
         return None
-    await taken.turn_for(record.record_bytes)
-    task = foreign_or_damaged(core, shard, task_id, record, taken.payloads)
-    taken.inflated(task, record.record_bytes)
+    return record if record.queue == queue else None
+
+
+async def _leased_task(
+    core: EngineState, queue: bytes, position: bytes, taken: _Taken
+) -> Task | None:
+    """``leased_now``, with a turn for the others before it if it is time."""
+    lease = core.leases.get(position[8:])
+    if lease is not None:
+        n_bytes = lease.record_bytes
+    else:
+        shard = core.shard_of(position[8:])
+        record = _foreign_record(shard, queue, position) if shard.co.is_following else None
+        if record is None:
+            return None
+        n_bytes = record.record_bytes
+    await taken.turn_for(n_bytes)
+    task = leased_now(core, queue, position, taken.payloads)
+    if task is not None:
+        taken.inflated(task, n_bytes)
     return task
 
 
@@ -268,20 +340,26 @@ async def _list_rows(
     core: EngineState,
     queue: bytes,
     tenant: bytes | None,
-    kind: bytes,
+    state: str,
     limit: int,
     position: bytes,
     taken: _Taken,
 ) -> list[Task]:
     out: list[Task] = []
+    kind = _KINDS[state]
+    state = state if kind == DELAYED else ""
     turns = Turns(core)
     for lane in _lanes(core, queue, tenant):
         await turns.give()  # of a hundred thousand tenants none may have any rows
-        buckets = [b for b in lane.buckets if b is not None]
+        buckets = buckets_meant(lane.buckets)
         if not buckets:
             continue
         prefix = buckets[0].prefix + kind
         upper = prefix_end(prefix)
+        if state == "waiting":
+            prefix += _HELD
+        elif state:
+            upper = prefix + _HELD
         if position >= upper:
             continue
         lower = max(prefix, position + b"\0") if position else prefix
@@ -292,7 +370,7 @@ async def _list_rows(
             is_empty = False
             for i, bucket in enumerate(buckets):
                 scan = bucket.shard.overlay.scan_readable
-                count = row_count(bucket, kind) if lower == prefix else None
+                count = row_count(bucket, kind, state=state) if lower == prefix else None
                 if count is not None and 0 <= count < _PAGE:  # nothing behind them is looked at
                     found, resume = (
                         scan(max(lower, floors[i]), upper, count) if count else ([], None)
@@ -338,7 +416,9 @@ async def _list_finished(
     seen: set[bytes] = set()  # a task that was redriven has left a hint behind for each end
     start = int.from_bytes(position[:2], "big")
     looks = 0
-    for shard in core.shards[start:]:
+    for shard in shards_meant(core.hosted):
+        if shard.index < start:
+            continue
         here = position[2:] if position and shard.index == start else b""
         await core.commit_barrier(shard)
         if not _has_results(core, shard, queue, tenant):
@@ -456,18 +536,22 @@ def _record_of(shard: Shard, task_id: bytes, key: bytes) -> ResultRecord | None:
 
 def queue_stats(core: EngineState, queue: bytes, lanes: Sequence[TenantQueue]) -> QueueStats:
     """See ``Queue.stats``."""
-    buckets = [b for lane in lanes for b in lane.buckets if b is not None]
-    heads = [head for lane in lanes for head in (head_seq(core, lane), foreign_head_seq(lane))]
+    buckets = [bucket for lane in lanes for bucket in buckets_meant(lane.buckets)]
+    heads = [head_seq(core, lane) for lane in lanes]
+    if not is_scoped():  # else what is led elsewhere is not meant
+        heads += map(foreign_head_seq, lanes)
     seqs = [seq for seq in heads if seq is not None]
     topic = core.topics.get(queue)
     age = max(0.0, (core.clock.wall_us() - min(seqs)) / 1e6) if seqs else None
     return QueueStats(
         ready=sum(b.ready for b in buckets),
-        delayed=sum(b.delayed for b in buckets),
+        delayed=sum(b.delayed - b.waiting for b in buckets),
         leased=sum(b.leased for b in buckets),
         dead=sum(b.dead for b in buckets),
         results=sum(b.results for b in buckets),
         oldest_ready_age=age,
         is_paused=(topic is not None and topic.is_paused)
         or (bool(lanes) and all(lane.is_paused for lane in lanes)),
+        waiting=sum(b.waiting for b in buckets),
+        is_queue_paused=topic is not None and topic.is_paused,
     )

@@ -17,14 +17,14 @@ from functools import wraps
 from threading import Event, get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from ...errors import ClosedError, UsageError
-from ..tasks.lease import Lease
-from ..tasks.task_end import give_back
+from ....errors import ClosedError, UsageError
+from ...tasks.lease import Lease
+from ...tasks.task_end import give_back
 
 if TYPE_CHECKING:
-    from ...engine.runtime.event_loop import TaskHandle
-    from ..state.engine_state import EngineState
-    from .runtime import EngineRuntime
+    from ....engine.runtime.event_loop import TaskHandle
+    from ...state.engine_state import EngineState
+    from ..runtime import EngineRuntime
 
 __all__ = ["ThreadCalls", "ThreadTwin", "blocking"]
 

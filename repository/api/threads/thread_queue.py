@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from ..model.arguments import listed
-from ..model.values import (
+from ...model.arguments import listed
+from ...model.values import (
     Duration,
     NewTask,
     Receipt,
 )
-from .queue import Queue
+from ..queue import Queue
 from .thread_calls import ThreadTwin, blocking
 from .thread_leases import ThreadLease, ThreadLeaseStream
 
@@ -135,6 +135,9 @@ class ThreadQueue(ThreadTwin[Queue]):
 
     resume = blocking(Queue.resume)
     """See ``Queue.resume``, also for Durability and Cancellation."""
+
+    cancel_all = blocking(Queue.cancel_all)
+    """See ``Queue.cancel_all``, also for Durability and Cancellation."""
 
     purge = blocking(Queue.purge)
     """See ``Queue.purge``, also for Durability and Cancellation."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...coalescer.group import Group
-from ...engine.records.keyspace import (
+from ....coalescer.group import Group
+from ....engine.records.keyspace import (
+    ATTEMPTS,
     DEAD,
     DELAYED,
     GHOST,
@@ -24,14 +25,15 @@ from ...engine.records.keyspace import (
     delayed_key,
     ready_key,
 )
-from ...engine.records.result import ResultRecord, Status, encode_result
-from ...engine.records.rows import BODY_ROW, IndexRow, decode_ghost, decode_index_row, decode_moved
-from ...engine.records.task import NO_GHOST, TaskRecord, decode_task
-from ...errors import CorruptionError
+from ....engine.records.result import HAS_ATTEMPTS, ResultRecord, Status, encode_result
+from ....engine.records.rows import BODY_ROW, IndexRow, decode_ghost, decode_index_row, decode_moved
+from ....engine.records.task import NO_GHOST, TaskRecord, decode_task
+from ....engine.records.workflow import HELD_MS, MEMBER_ROW
+from ....errors import CorruptionError
+from ..engine_state import READ, EngineState
+from ..events import END_KINDS, emit
+from ..queue_state import Shard, ShardQueue
 from .dedup_entries import drop_ghost
-from .engine_state import EngineState
-from .events import END_KINDS, emit
-from .queue_state import Shard, ShardQueue
 
 __all__ = [
     "TaskLocation",
@@ -39,15 +41,27 @@ __all__ = [
     "end_at",
     "first_key",
     "forget_ghost",
+    "forget_result",
     "holds_ghost",
     "is_alive",
     "leave",
     "put_result",
     "read_task",
+    "state_name",
     "task_location",
 ]
 
 STATES = {READY: "ready", DELAYED: "delayed", DEAD: "dead"}
+
+
+def state_name(kind: bytes, at_ms: int) -> str:
+    """State of an index row, as users see it.
+
+    Args:
+        kind: of the row.
+        at_ms: due time of a delayed one.
+    """
+    return "waiting" if kind == DELAYED and at_ms >= HELD_MS else STATES[kind]
 
 
 class TaskLocation(NamedTuple):
@@ -62,8 +76,13 @@ class TaskLocation(NamedTuple):
 
     @property
     def state(self) -> str:
-        """ready, delayed or dead."""
-        return STATES[self.kind]
+        """ready, delayed, waiting or dead."""
+        return state_name(self.kind, int.from_bytes(self.key[-32:-24], "big"))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for others, and not for a time."""
+        return self.kind == DELAYED and int.from_bytes(self.key[-32:-24], "big") >= HELD_MS
 
 
 def first_key(task_id: bytes, task: TaskRecord) -> bytes:
@@ -128,12 +147,11 @@ def leave(core: EngineState, group: Group, location: TaskLocation) -> None:
     bucket = location.bucket
     if location.kind == READY:
         core.drop_ready(group, bucket, location.key)
-        return
-    group.ops.append((location.key, None))
-    group.dirty[bucket] = None
-    if location.kind == DELAYED:
-        bucket.delayed -= 1
+    elif location.kind == DELAYED:
+        core.drop_delayed(group, bucket, location.key)
     else:
+        group.ops.append((location.key, None))
+        group.dirty[bucket] = None
         bucket.dead -= 1
 
 
@@ -189,7 +207,7 @@ def end_at(
         task: its record.
         status: None writes no result (it has one: the task was dead).
         error: kept in the result.
-        retention_ms: how long the result is kept; 0: none is written.
+        retention_ms: how long the result is kept; 0: its row is history from the beginning.
     """
     shard = location.bucket.shard
     task_id = location.task_id
@@ -197,12 +215,15 @@ def end_at(
     seq = decode_index_key(location.key).seq
     record = b""
     now_us = core.clock.wall_us()
-    if status is not None and retention_ms > 0 and core.limits.results_max:
+    history = location.bucket.lane.topic.history
+    kept_ms = max(retention_ms, history.ms)
+    if status is not None and kept_ms > 0 and core.limits.results_max:
         record = encode_result(
             ResultRecord(
-                0,
+                (HAS_ATTEMPTS if location.has_moved else 0)
+                | (location.row.flags & MEMBER_ROW) << 4,
                 status,
-                task.priority,
+                location.row.priority,
                 location.row.attempts,
                 0,
                 0,
@@ -217,14 +238,17 @@ def end_at(
                 b"",
                 error.encode(),
                 b"",
+                task.face,
+                history.seconds,
             )
         )
+    is_recorded = bool(record) or (status is None and shard.overlay.has(RESULT + task_id))
     emit(
         group,
         END_KINDS[status],
         location.bucket,
         task_id,
-        task.priority,
+        location.row.priority,
         location.row.attempts,
         now_us,
         error.encode(),
@@ -235,11 +259,15 @@ def end_at(
     group.ops.append((TASK + task_id, None))
     if location.has_moved:
         group.ops.append((MOVED + task_id, None))
+        if not is_recorded:
+            group.ops.append((ATTEMPTS + task_id, None))
     if is_holder:
         forget_ghost(core, shard, group, task)
     if record:
-        until_ms = now_us // 1000 + retention_ms
+        until_ms = now_us // 1000 + kept_ms
         put_result(core, shard, group, location.bucket, task_id, record, until_ms)
+    if location.row.flags & MEMBER_ROW:
+        core.flows.ended(group, shard, task_id, status or 0, now_us)
     core.notify_result(group, task_id)
 
 
@@ -252,7 +280,7 @@ def put_result(
     record: bytes,
     expires_ms: int,
 ) -> None:
-    """A result is kept until ``expires_ms``.
+    """A result that has no value, or whose value goes with it, is kept until ``expires_ms``.
 
     Args:
         group: the open group of the task's shard; the rows go into it.
@@ -260,7 +288,10 @@ def put_result(
         record: the encoded result.
         expires_ms: wall milliseconds.
     """
-    core.file_expiry(shard, group, expires_ms, b"r" + task_id)
+    if bucket.lane.topic.history.ms:
+        core.final_rows(shard, group, expires_ms, bucket, READ).append(task_id)
+    else:
+        core.file_expiry(shard, group, expires_ms, b"r" + task_id)
     group.ops.append((RESULT + task_id, record))
     group.dirty[bucket] = None
     bucket.results += 1
@@ -270,7 +301,7 @@ def put_result(
 def drop_result(
     core: EngineState, shard: Shard, group: Group, task_id: bytes, queue: bytes, tenant: bytes
 ) -> None:
-    """A result goes: ``-r``, and its counter.
+    """A result goes: ``-r``, and its counter. What is known of its attempts stays.
 
     Args:
         group: the open group of the task's shard; the rows go into it.
@@ -283,3 +314,23 @@ def drop_result(
     group.dirty[bucket] = None
     bucket.results -= 1
     shard.results -= 1
+
+
+def forget_result(
+    core: EngineState, shard: Shard, group: Group, task_id: bytes, record: ResultRecord
+) -> None:
+    """A result goes for good, and its attempts with it: ``-r [-a]``.
+
+    A dead letter that is still there keeps its attempts: they go with the task.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        task_id: whose result it is.
+        record: the result.
+    """
+    has_attempts = bool(record.flags & HAS_ATTEMPTS)
+    if has_attempts and record.status == Status.DEAD:
+        has_attempts = not shard.overlay.has(TASK + task_id)
+    drop_result(core, shard, group, task_id, record.queue, record.tenant)
+    if has_attempts:
+        group.ops.append((ATTEMPTS + task_id, None))

@@ -8,9 +8,9 @@ letter that still has its own.
 
 from __future__ import annotations
 
-from ...coalescer.group import Group
-from ...engine.records.keyspace import GHOST, OLD_GHOSTS, SECRET, old_ghost_hash
-from ...engine.records.rows import (
+from ....coalescer.group import Group
+from ....engine.records.keyspace import GHOST, OLD_GHOSTS, SECRET, ghost_hasher, old_ghost_hash
+from ....engine.records.rows import (
     OLD_FORM,
     Ghost,
     decode_ghost,
@@ -18,8 +18,8 @@ from ...engine.records.rows import (
     decode_secret,
     encode_old_ghosts,
 )
-from ...errors import LodeqError
-from .queue_state import Shard
+from ....errors import LodeqError
+from ..queue_state import Shard
 
 __all__ = [
     "drop_ghost",
@@ -79,4 +79,5 @@ def load_dedup(shard: Shard) -> None:
     """Read what dedup hashes are keyed with, and how many entries are from before that."""
     raw, count = shard.overlay.get(SECRET), shard.overlay.get(OLD_GHOSTS)
     shard.secret = b"" if raw is None else decode_secret(raw)
+    shard.ghost_hasher = ghost_hasher(shard.secret)
     shard.old_ghosts = 0 if count is None else decode_old_ghosts(count)

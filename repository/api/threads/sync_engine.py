@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Thread
 
-from .engine import Engine, ThreadEngine
-from .open import OpenHandle
+from ..engine import Engine, ThreadEngine
+from ..open import OpenHandle
 
 __all__ = ["LoopThread", "SyncEngine", "open_in_thread"]
 
@@ -63,8 +63,8 @@ class LoopThread:
 class SyncEngine(ThreadEngine):
     """A ``ThreadEngine`` with an event loop of its own, closed together with it.
 
-    Its queues are ``lodeq.repository.api.thread_queue.ThreadQueue``, its leases
-    ``lodeq.repository.api.thread_leases.ThreadLease``.
+    Its queues are ``lodeq.repository.api.threads.thread_queue.ThreadQueue``, its leases
+    ``lodeq.repository.api.threads.thread_leases.ThreadLease``.
     """
 
     def __init__(self, engine: Engine, thread: LoopThread, stop: Callable[[], object]) -> None:

@@ -7,14 +7,14 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ...engine.records.policy import Policy
-from ...engine.runtime.task_id import TaskId
-from ...errors import ClosedError
-from ..tasks.lease import Lease
+from ....engine.records.policy import Policy
+from ....engine.runtime.task_id import TaskId
+from ....errors import ClosedError
+from ...tasks.lease import Lease
 from .thread_calls import ThreadTwin, blocking
 
 if TYPE_CHECKING:
-    from .leases import LeaseStream
+    from ..leases import LeaseStream
     from .thread_calls import ThreadCalls
 
 __all__ = ["ThreadLease", "ThreadLeaseStream"]
@@ -44,6 +44,21 @@ class ThreadLease(ThreadTwin[Lease]):
     def headers(self) -> Mapping[str, Any]:
         """The headers given at enqueue."""
         return self._twin.headers
+
+    @property
+    def function(self) -> str:
+        """The function given at enqueue; empty if none."""
+        return self._twin.function
+
+    @property
+    def preview(self) -> str:
+        """The preview of the arguments given at enqueue; empty if none."""
+        return self._twin.preview
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels given at enqueue; empty if none."""
+        return self._twin.labels
 
     @property
     def priority(self) -> int:
@@ -102,6 +117,9 @@ class ThreadLease(ThreadTwin[Lease]):
 
     heartbeat = blocking(Lease.heartbeat)
     """See ``Lease.heartbeat``, also for Durability and Cancellation."""
+
+    progress = blocking(Lease.progress)
+    """See ``Lease.progress``, also for Durability and Cancellation."""
 
     complete = blocking(Lease.complete)
     """See ``Lease.complete``, also for Durability and Cancellation."""

@@ -5,25 +5,36 @@ at or below the edge that exists is in the window; rows above it are on disk onl
 holds everything there is has no edge and is *complete*.
 
 - A new row is appended while the window is complete and below its cap; past that it stays on
-  disk and completeness is given up.
+  disk and completeness is given up. The cap grows while records are held for all rows (``grow``):
+  their bytes are bounded, for all windows together.
 - A row that comes back at or below the edge (a release to its old place) is inserted where it
   belongs, so nothing is ever behind the scan.
 - Only an empty, incomplete window is refilled, from the edge on, through the overlay. So a scan
   never walks the tombstones of what was consumed before, however long the history.
+
+A row may have its task record with it: of a task enqueued a moment ago, or *read ahead* by a claim
+that had to read anyway (``record_fetch``). How many rows a claim reads ahead grows from claim to
+claim, so that one claim alone costs little, and a drain of a backlog one read for many tasks.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from typing import TypeAlias
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final, TypeAlias
 
 __all__ = ["WINDOW_ROWS", "ReadyCache", "Row", "RowFacts"]
 
 WINDOW_ROWS = 1024
+GROWN_ROWS_MAX: Final = 1 << 16
+AHEAD_ROWS_MIN: Final = 16
+AHEAD_ROWS_MAX: Final = WINDOW_ROWS // 2
 
 # (ready key, id, attempts so far, flags, expires_ms, record bytes, task record or None).
-# A tuple, not a class: it is built once per enqueue, and the key in front makes rows sortable.
+# A tuple, not a class: it is built once per enqueue, and the key in front makes rows sortable. The
+# id is plain bytes: the garbage collector walks over tuples that hold a ``TaskId``, each time.
 Row: TypeAlias = tuple[bytes, bytes, int, int, int, int, bytes | None]
 RowFacts: TypeAlias = tuple[int, int, int, int]  # what its index row says of it
 
@@ -31,7 +42,7 @@ RowFacts: TypeAlias = tuple[int, int, int, int]  # what its index row says of it
 class ReadyCache:
     """See the module's essay."""
 
-    __slots__ = ("cap", "edge", "is_complete", "lost_bytes", "rows")
+    __slots__ = ("ahead_rows", "cap", "edge", "is_complete", "lost_bytes", "rows")
 
     def __init__(self, *, is_complete: bool, edge: bytes, cap: int | None = None) -> None:
         self.rows: deque[Row] = deque()
@@ -39,12 +50,13 @@ class ReadyCache:
         self.edge = edge
         self.cap = WINDOW_ROWS if cap is None else cap
         self.lost_bytes = 0  # of records that went when the window was cut back to its cap
+        self.ahead_rows = AHEAD_ROWS_MIN  # so many the next claim that has to read reads ahead
 
     def put(self, row: Row) -> bool:
         """Take a row in if it belongs here. Returns whether it is in memory now."""
         rows = self.rows
         if self.is_complete:
-            if len(rows) < self.cap:
+            if len(rows) < (self.cap if row[6] is not None else min(self.cap, WINDOW_ROWS)):
                 if not rows or row[0] > rows[-1][0]:
                     rows.append(row)
                 else:
@@ -56,6 +68,10 @@ class ReadyCache:
             return False
         self._insert(row)
         return row[0] <= self.edge
+
+    def grow(self) -> None:
+        """Double the cap: a burst stays in memory whole."""
+        self.cap = min(2 * self.cap, GROWN_ROWS_MAX)
 
     def _insert(self, row: Row) -> None:
         rows = self.rows
@@ -98,3 +114,46 @@ class ReadyCache:
             self.is_complete = True
         else:
             self.edge = edge
+
+    # -- records ---------------------------------------------------------------------------
+
+    def without_record(self, bytes_max: int) -> list[Row]:
+        """The first rows whose records may be read ahead: up to one that has its record.
+
+        ``bytes_max``: of all their records together.
+        """
+        found: list[Row] = []
+        rows_left = self.ahead_rows
+        for row in self.rows:
+            bytes_max -= row[5]
+            if row[6] is not None or rows_left <= 0 or bytes_max < 0:
+                break
+            rows_left -= 1
+            found.append(row)
+        return found
+
+    def add_records(self, records: Sequence[bytes | None]) -> int:
+        """Add the records of the first rows, None where there is none; returns bytes now held."""
+        rows, held = self.rows, 0
+        filled: list[Row] = []
+        for record in records:
+            row = rows.popleft()
+            if record is not None:
+                held += row[5]
+                row = (row[0], row[1], row[2], row[3], row[4], row[5], record)
+            filled.append(row)
+        rows.extendleft(reversed(filled))
+        self.ahead_rows = min(4 * self.ahead_rows, AHEAD_ROWS_MAX)
+        return held
+
+    def drop_records(self, kept: int) -> int:
+        """Drop all records but those of the first ``kept`` rows; returns the bytes they had."""
+        self.ahead_rows = AHEAD_ROWS_MIN
+        freed, rows = 0, deque(islice(self.rows, kept))
+        for row in islice(self.rows, kept, None):
+            if row[6] is not None:
+                freed += row[5]
+                row = (row[0], row[1], row[2], row[3], row[4], row[5], None)
+            rows.append(row)
+        self.rows = rows
+        return freed

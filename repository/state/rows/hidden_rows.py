@@ -17,9 +17,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from ...coalescer.unreadable import Unreadable
-from ...engine.records.frame import attempt
-from ...engine.records.keyspace import (
+from ....coalescer.unreadable import Unreadable
+from ....engine.records.frame import attempt
+from ....engine.records.keyspace import (
     DELAYED,
     INDEX,
     MOVED,
@@ -29,15 +29,15 @@ from ...engine.records.keyspace import (
     TASK_END,
     decode_index_key,
 )
-from ...engine.records.rows import decode_index_row, decode_moved
-from ...engine.records.task import decode_task
-from ...engine.store.port import Rows
-from ...errors import CorruptionError
-from .queue_state import Shard
+from ....engine.records.rows import decode_index_row, decode_moved
+from ....engine.records.task import decode_task
+from ....engine.store.port import Rows
+from ....errors import CorruptionError
+from ..queue_state import Shard
 from .task_location import first_key
 
 if TYPE_CHECKING:
-    from .engine_state import EngineState
+    from ..engine_state import EngineState
 
 __all__ = ["HiddenRows"]
 
@@ -57,7 +57,7 @@ class HiddenRows:
         self._bytes = 0  # read by the slice that is under way
 
     def __bool__(self) -> bool:
-        return self._following() is not None or any(map(self._is_short, self._core.shards))
+        return self._following() is not None or any(map(self._is_short, self._core.hosted))
 
     def _is_short(self, shard: Shard) -> bool:
         """Whether rows that the mirror had no space for are to be found by another walk: it has."""
@@ -67,7 +67,7 @@ class HiddenRows:
         return unreadable.dropped > 0 and unreadable.mirror_left >= PAGE_ROWS
 
     def _begin_anew(self) -> None:
-        for shard in filter(self._is_short, self._core.shards):
+        for shard in filter(self._is_short, self._core.hosted):
             if shard.overlay.unreadable is not None:
                 shard.overlay.unreadable.dropped = 0
             self._positions[shard] = TASK
@@ -105,6 +105,10 @@ class HiddenRows:
         position = self._positions.get(shard, first)
         self._positions[shard] = min(position, first) if position >= TASK else first
         self._core.deadlines.wake_reaper()
+
+    def forget(self, shard: Shard) -> None:
+        """End the walk through a shard that is not here any more."""
+        self._positions.pop(shard, None)
 
     def slices(self) -> Iterator[Shard]:
         """All that is left, a bounded step at a time; the shard it was about."""
@@ -173,11 +177,12 @@ class HiddenRows:
                 bucket.put(index, (key, at.task_id, *facts, None))
                 bucket.occupied |= 1 << index
             lane.topic.turns.setdefault(lane.tenant)
-            if core.waiters.by_lane:
+            if core.claim_sets.is_noted:
                 core.waiters.note(lane)
                 shard.co.poke()
         elif at.kind == DELAYED:
             bucket.delayed_head = min(bucket.delayed_head, key)
+            core.cut_delayed(bucket, key)
             if at.at < bucket.next_due_ms:
                 core.deadlines.note_due(bucket, at.at)
 

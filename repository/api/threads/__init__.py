@@ -1,0 +1,1 @@
+"""The engine for threads beside the one that runs its loop."""

@@ -1,0 +1,180 @@
+"""Brings shards into a running replica, and lets them go: ``Replica.host`` and ``Replica.unhost``.
+
+Every shard has one place in the engine. There stands either the shard, over its open store, or a
+stub. Both calls change that in one step, in which nobody else runs: whoever comes before it meets
+the one, whoever comes later the other. One call is at work at a time, and a close waits for it.
+
+- *host* opens the store in a thread, puts the shard in the stub's place, as a follower, and counts
+  its rows. If anything of that fails the stub is back, and the folder is left as it is.
+- *unhost* has the shard follow, and puts the stub in its place. Who waited is answered by then, or
+  by the log, for which ``ReplicatedCoalescer.drain`` waits. Then the store is synced and closed.
+  Somebody may still be at a walk through it, begun before: from now on its reads are refused with
+  ``NotLeaderError``, as by the stub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from anyio import Lock
+
+from ...coalescer.replicated import ReplicatedCoalescer
+from ...engine.recovery.open_shard import OpenShard, OpenStore, open_hosted
+from ...engine.runtime.ids import Rng
+from ...engine.runtime.shielded import await_shielded, obtain
+from ...errors import ClosedError, InvariantError
+from ..state.engine_state import EngineState
+from ..state.queue_state import Shard
+from ..tasks.follower import drop_counts
+from .leadership import Leadership
+from .shard_maker import ShardMaker
+
+__all__ = ["HostedShards"]
+
+
+class HostedShards:
+    """See above.
+
+    Args:
+        core: the engine's state.
+        opened: its store.
+        maker: makes shards and stubs.
+        leadership: gives them their commit loops.
+        rng: for what a new shard wants.
+        open_files: gives a shard its body files; blocks. None: the stores are in memory.
+        is_here: notified before anything is applied to a shard.
+        is_gone: notified of a shard that is let go.
+    """
+
+    def __init__(
+        self,
+        core: EngineState,
+        opened: OpenStore,
+        maker: ShardMaker,
+        leadership: Leadership,
+        rng: Rng,
+        *,
+        open_files: Callable[[Shard], None] | None,
+        is_here: Callable[[Shard], None],
+        is_gone: Callable[[Shard], None],
+    ) -> None:
+        self._core = core
+        self._opened = opened
+        self._maker = maker
+        self._leadership = leadership
+        self._rng = rng
+        self._open_files = open_files
+        self._is_here = is_here
+        self._is_gone = is_gone
+        self._lock: Lock | None = None
+
+    def _one_at_a_time(self) -> Lock:
+        if self._lock is None:
+            self._lock = Lock()
+        return self._lock
+
+    def _check_open(self) -> None:
+        if self._leadership.is_closing:
+            raise ClosedError("the engine is closed, or being closed")
+
+    async def host(self, shard: int) -> None:
+        """See ``Replica.host``."""
+        async with self._one_at_a_time():
+            self._check_open()
+            if not self._core.shards[shard].is_stub:
+                return
+            one = await self._open(shard)
+            here: Shard | None = None
+            try:
+                self._check_open()
+                here = self._maker.make(one)
+                if self._open_files is not None:
+                    await self._core.spawner.run_in_thread(partial(self._open_files, here))
+                self._check_open()
+            except BaseException:
+                self._leadership.forget(shard)
+                if here is not None:
+                    _close_files(here)
+                await await_shielded(partial(self._core.spawner.run_in_thread, one.close))
+                raise
+            self._opened.shards.append(one)
+            self._opened.shards.sort(key=lambda each: each.index)
+            self._core.seq = max(self._core.seq, one.seq)
+            self._put(here)
+            try:
+                self._is_here(here)
+                await self._leadership.count(shard)
+            except BaseException:
+                await await_shielded(partial(self._let_go, here))
+                raise
+            self._opened.recoveries += one.recoveries
+
+    async def unhost(self, shard: int) -> None:
+        """See ``Replica.unhost``."""
+        async with self._one_at_a_time():
+            self._check_open()
+            if self._core.shards[shard].is_stub:
+                return
+            cancelled = await await_shielded(partial(self._let_go, self._core.shards[shard]))
+            if cancelled is not None:
+                raise cancelled
+
+    async def finish(self) -> None:
+        """Wait for what is under way; the engine is being closed, and nothing begins any more."""
+        async with self._one_at_a_time():
+            pass
+
+    async def _open(self, shard: int) -> OpenShard:
+        make = partial(open_hosted, self._opened, shard, rng=self._rng)
+        if self._opened.path is None:
+            return make()
+        return await obtain(self._core.spawner, make, OpenShard.close)
+
+    def _put(self, shard: Shard) -> None:
+        """Put a shard, or a stub, in its place. All memory of what was there goes."""
+        core = self._core
+        before = core.shards[shard.index]
+        drop_counts(core, before)
+        core.flows.forget(before)
+        core.hidden.forget(before)
+        core.leased_runs.clear()  # they may name leases of it
+        core.logged_failures.discard(shard.index)
+        core.shards[shard.index] = shard
+        core.hosted = [one for one in core.shards if not one.is_stub]
+
+    async def _let_go(self, shard: Shard) -> None:
+        """Put a stub in the place of a shard, and close it. Called again if it was cancelled."""
+        core, co = self._core, shard.co
+        if not isinstance(co, ReplicatedCoalescer):
+            raise InvariantError(f"shard {shard.index} is none of a replica")
+        if core.shards[shard.index] is shard:
+            co.depose()
+            self._leadership.forget(shard.index)
+            stub = self._maker.stub(shard.index)
+            co.closed_error = stub.co.refusal()
+            self._put(stub)
+            self._answer_waits(stub)
+            self._is_gone(shard)
+        await co.drain()
+        close = shard.store.retire(core.shards[shard.index].co.refusal)
+        await core.thread_reads.finish()
+        await core.spawner.run_in_thread(close)
+        _close_files(shard)
+        if shard.watermark is not None:
+            shard.watermark.close()
+        self._opened.shards[:] = [one for one in self._opened.shards if one.index != shard.index]
+
+    def _answer_waits(self, stub: Shard) -> None:
+        """Results of its tasks arrive here no more: answer who waits for one."""
+        core = self._core
+        for task_id in list(core.result_waiters):
+            if core.shard_of(task_id) is stub:
+                for future in core.result_waiters.pop(task_id):
+                    if not future.done():
+                        future.set_exception(stub.co.refusal())
+
+
+def _close_files(shard: Shard) -> None:
+    if shard.bodies is not None:
+        shard.bodies.files.close()

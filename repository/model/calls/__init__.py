@@ -1,0 +1,1 @@
+"""Calls of functions: what is published of each, arguments checked, previews."""

@@ -1,0 +1,309 @@
+"""Filters: which tasks a search means, and what a search or an act on what it found returns."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import msgpack
+
+from ...engine.records.keyspace import check_name
+from ...errors import UsageError
+from .arguments import duration_s
+from .values import Duration, Task
+
+__all__ = [
+    "ACTS",
+    "COUNT_LOOKS_MAX",
+    "FILTER_STATES",
+    "FOUND_MAX",
+    "TEXT_MAX",
+    "Act",
+    "ActReport",
+    "Cursor",
+    "FoundCount",
+    "FoundTasks",
+    "TaskFilter",
+    "check_found",
+    "check_looks",
+    "filter_doc",
+    "filter_of",
+    "has_text",
+    "id_range",
+]
+
+Act = Literal["redrive", "cancel", "delete", "reprioritise"]
+PENDING: Final = ("ready", "delayed", "waiting")
+FINAL: Final = ("completed", "expired", "cancelled")
+FILTER_STATES: Final = (*PENDING, "leased", "dead", *FINAL)
+# The states that each act applies to.
+ACTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "redrive": ("dead",),
+    "cancel": (*PENDING, "leased"),
+    "delete": ("dead", *FINAL),
+    "reprioritise": PENDING,
+}
+COUNT_LOOKS_MAX: Final = 1_000_000
+FOUND_MAX: Final = 1000  # tasks that one call returns, or acts on
+TEXT_MAX: Final = 256  # characters of what a filter looks for
+_HEX: Final = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFilter:
+    """The tasks that a search means: those for which all that is given holds.
+
+    Args:
+        queue: its name; None for all queues.
+        tenant: its name, empty for the default one; None for all.
+        state: one of ready, delayed, waiting (for other tasks), leased, dead, completed, expired,
+            cancelled, or several of them; None for all.
+        function: name of the task function.
+        labels: labels that a task has, each with this value.
+        older_than: seconds since it was enqueued, at least.
+        newer_than: seconds since it was enqueued, at most.
+        reason: part of the reason why it failed or ended, in any case.
+        id_prefix: the first hex digits of its id, dashes or not.
+        text: part of its function, preview, reason or of a label as ``key=value``, in any case.
+
+    Raises:
+        UsageError: a field is wrong; the text says which.
+        InvalidNameError: a name cannot be one.
+    """
+
+    queue: str | None = None
+    tenant: str | None = None
+    state: str | Sequence[str] | None = None
+    function: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    older_than: Duration | None = None
+    newer_than: Duration | None = None
+    reason: str | None = None
+    id_prefix: str | None = None
+    text: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.queue is not None:
+            check_name(self.queue, "queue")
+        if self.tenant is not None and self.tenant != "":
+            check_name(self.tenant, "tenant")
+        given = self.state
+        if given is not None and not isinstance(given, str | list | tuple | set | frozenset):
+            raise UsageError(f"state must be a str or a list of them, not {type(given).__name__}")
+        for state in self.states:
+            if state not in FILTER_STATES:
+                raise UsageError(f"state {state!r} is not one of {', '.join(FILTER_STATES)}")
+        for name in ("function", "reason", "id_prefix", "text"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not 0 < len(value) <= TEXT_MAX):
+                raise UsageError(
+                    f"{name} must be a str of 1 to {TEXT_MAX} characters: {value!r:.80}"
+                )
+        if not isinstance(self.labels, Mapping) or not all(
+            isinstance(part, str) for pair in self.labels.items() for part in pair
+        ):
+            raise UsageError(f"labels must map str to str, not {self.labels!r:.80}")
+        for name in ("older_than", "newer_than"):
+            value = getattr(self, name)
+            if value is not None:
+                duration_s(value, name)
+        if self.id_prefix is not None and not _HEX.issuperset(self.digits):
+            raise UsageError(f"id_prefix {self.id_prefix!r} has more than hex digits and dashes")
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The states that are meant, in the order in which they are searched."""
+        given = self.state
+        if given is None:
+            return FILTER_STATES
+        if isinstance(given, str):
+            return (given,)
+        return tuple(
+            sorted(given, key=lambda s: FILTER_STATES.index(s) if s in FILTER_STATES else 0)
+        )
+
+    @property
+    def digits(self) -> str:
+        """The hex digits that the id begins with, in lower case."""
+        return (self.id_prefix or "").replace("-", "").lower()
+
+    def matches(self, task: Task, now: datetime) -> bool:
+        """Whether it means this task; queue, tenant and state were looked at by the search."""
+        age = (now - task.enqueued_at).total_seconds()
+        return (
+            (self.function is None or task.function == self.function)
+            and all(task.labels.get(name) == value for name, value in self.labels.items())
+            and (self.older_than is None or age >= duration_s(self.older_than, "older_than"))
+            and (self.newer_than is None or age <= duration_s(self.newer_than, "newer_than"))
+            and (self.reason is None or self.reason.lower() in task.reason.lower())
+            and (self.id_prefix is None or bytes(task.id).hex().startswith(self.digits))
+            and (self.text is None or has_text(self.text, _texts_of(task)))
+        )
+
+
+def _texts_of(task: Task) -> Iterator[str]:
+    yield from (task.function, task.preview, task.reason)
+    yield from (f"{key}={value}" for key, value in task.labels.items())
+
+
+def has_text(wanted: str, texts: Iterable[str]) -> bool:
+    """Whether one of the texts has this part, in any case."""
+    part = wanted.casefold()
+    return any(part in text.casefold() for text in texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a search goes on, and the moment it began: later tasks are not meant.
+
+    Args:
+        queue: the queue that is searched.
+        state: the state that is searched.
+        position: of the last task that was looked at; empty before the first.
+        started_us: wall microseconds at which the search began.
+        seq: the latest sequence number of that moment.
+    """
+
+    queue: str
+    state: str
+    position: bytes
+    started_us: int
+    seq: int
+
+    def text(self) -> str:
+        """The cursor as users hand it back."""
+        parts = (self.queue, self.state, self.position, self.started_us, self.seq)
+        return base64.urlsafe_b64encode(msgpack.packb(parts)).decode()
+
+    @classmethod
+    def of(cls, text: object) -> Cursor:
+        """The inverse; ``UsageError`` for what is no cursor."""
+        try:
+            parts = msgpack.unpackb(base64.urlsafe_b64decode(text))  # type: ignore[arg-type]
+            queue, state, position, started_us, seq = parts
+        except (TypeError, ValueError, binascii.Error, msgpack.UnpackException):
+            queue, state, position, started_us, seq = ("",) * 5
+        if not (
+            isinstance(queue, str)
+            and state in FILTER_STATES
+            and isinstance(position, bytes)
+            and type(started_us) is int
+            and type(seq) is int
+            and 0 <= seq < 1 << 63
+        ):
+            raise UsageError(f"cursor {text!r:.80} is not one: take it from the page before")
+        return cls(queue, state, position, started_us, seq)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTasks:
+    """Some tasks that a filter means. It iterates over them.
+
+    ``cursor`` is where the search goes on; None: that was all. ``is_short``: the search ended
+    before ``limit`` was reached, because it had looked at enough tasks; there may be more.
+    ``has_cut_previews``: others had a cut preview, in which ``text`` may have been.
+    """
+
+    tasks: Sequence[Task]
+    cursor: str | None
+    is_short: bool
+    has_cut_previews: bool = False
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCount:
+    """How many tasks a filter means. ``is_exact`` False: at least so many, the search was cut.
+
+    ``has_cut_previews``: others had a cut preview, in which ``text`` may have been.
+    """
+
+    count: int
+    is_exact: bool
+    has_cut_previews: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.count:,}" if self.is_exact else f"at least {self.count:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class ActReport:
+    """One slice of an act: how many tasks it changed, and how many had changed before it came.
+
+    ``refused``: tasks that could not be acted on, with the reason, at most 100. ``cursor`` is where
+    the next slice begins; None: that was all.
+    """
+
+    done: int
+    skipped: int
+    refused: Mapping[str, str]
+    cursor: str | None
+
+
+def check_found(limit: object) -> int:
+    """How many tasks one call returns or acts on: 1 to 1,000."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= FOUND_MAX:
+        raise UsageError(f"limit {limit!r} is not between 1 and {FOUND_MAX}")
+    return limit
+
+
+def check_looks(looks: object) -> int:
+    """How many rows a count looks at: 1 to 1,000,000."""
+    if isinstance(looks, bool) or not isinstance(looks, int) or not 1 <= looks <= COUNT_LOOKS_MAX:
+        raise UsageError(f"looks {looks!r} is not between 1 and {COUNT_LOOKS_MAX}")
+    return looks
+
+
+def id_range(digits: str) -> tuple[int, int]:
+    """The ids that begin with these hex digits: the first, and above the last."""
+    if len(digits) > 32:
+        return 0, 0
+    bits = 128 - 4 * len(digits)
+    first = int(digits or "0", 16) << bits
+    return first, first + (1 << bits)
+
+
+def filter_doc(meant: TaskFilter) -> dict[str, Any]:
+    """A filter for the wire: what is given, durations in seconds."""
+    doc: dict[str, Any] = {
+        name: getattr(meant, name)
+        for name in ("queue", "tenant", "function", "reason", "id_prefix", "text")
+        if getattr(meant, name) is not None
+    }
+    if meant.state is not None:
+        doc["states"] = list(meant.states)
+    if meant.labels:
+        doc["labels"] = dict(meant.labels)
+    for name in ("older_than", "newer_than"):
+        if getattr(meant, name) is not None:
+            doc[name] = duration_s(getattr(meant, name), name)
+    return doc
+
+
+def filter_of(doc: Mapping[str, Any]) -> TaskFilter:
+    """The inverse. ``UsageError`` for what no filter has."""
+    given = dict(doc)
+    states = given.pop("states", None)
+    unknown = set(given) - {
+        "queue",
+        "tenant",
+        "function",
+        "reason",
+        "id_prefix",
+        "text",
+        "labels",
+        "older_than",
+        "newer_than",
+    }
+    if unknown:
+        raise UsageError(f"a filter has no {', '.join(sorted(unknown))}")
+    return TaskFilter(state=states, **given)

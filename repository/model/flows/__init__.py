@@ -1,0 +1,1 @@
+"""Workflows as users hold them: values, and the handle of one."""

@@ -1,0 +1,285 @@
+"""The limits of all queues: counted in the section that grants, waking who waits.
+
+A queue at its limit is *held*: claims pass it over as if it were paused, by the same comparison
+(``QueueState.is_held``), so a queue without limits pays nothing. What changes that is here: a row
+that is picked, a lease that ends, a window that opens (one timer for each queue that its rate
+holds). Kept claim sets are noticed at each change, long polls are served when it opens.
+
+Leases of a shard that has failed do not count: nobody knows their end before the store is reopened,
+and the queue goes on with the other shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from ....coalescer.shard_status import FAILED
+from ....engine.runtime.clock import Clock
+from ....engine.runtime.event_loop import Spawner
+from ..caches.claim_sets import ClaimSets
+from ..lease_state import LeaseState
+from ..long_polls import LongPolls
+from ..queue_state import QueueState
+from .queue_limit import QueueLimit
+from .queue_rules import QueueRules
+from .share import Share
+
+__all__ = ["QueueLimits"]
+
+STARTS_KEPT: Final = 1024  # entries that a close leaves of a window
+
+
+class QueueLimits:
+    """The limits of an engine's queues.
+
+    Args:
+        spawner: runs the timers.
+        clock: windows follow its ``mono``, and its wall time where leases say when they began.
+        topics: the engine's queues.
+        leases: its live leases.
+        claim_sets: noticed when a queue is held, and when it is no more.
+        waiters: served when it is no more.
+        share: what is led here of the shards: so much of each limit holds here.
+    """
+
+    def __init__(
+        self,
+        spawner: Spawner,
+        clock: Clock,
+        topics: Mapping[bytes, QueueState],
+        leases: Mapping[bytes, LeaseState],
+        claim_sets: ClaimSets,
+        waiters: LongPolls,
+        share: Callable[[], Share],
+    ) -> None:
+        self._spawner = spawner
+        self._clock = clock
+        self._topics = topics
+        self._leases = leases
+        self._claim_sets = claim_sets
+        self._waiters = waiters
+        self._share = share
+        self.by_queue: dict[bytes, QueueLimit] = {}
+        self._is_closed = False
+
+    def _now_us(self) -> int:
+        return round(self._clock.mono() * 1e6)
+
+    # -- settings ------------------------------------------------------------------------
+
+    def set(
+        self,
+        queue: bytes,
+        rules: QueueRules,
+        *,
+        is_past_known: bool,
+        starts: Sequence[int] | None = None,
+    ) -> None:
+        """Take the limits of a queue.
+
+        Args:
+            queue: its name.
+            rules: what is set for it.
+            is_past_known: False after a restart: the window of a rate counts as full.
+            starts: what the process before has left of it, if it was closed: see ``starts_of``.
+        """
+        limit = self.by_queue.get(queue)
+        topic = self._topics.get(queue)
+        if rules.concurrency <= 0 and rules.rate_n <= 0:
+            if limit is not None:
+                self._cancel(limit)
+                del self.by_queue[queue]
+                if topic is not None:
+                    topic.limit = None
+                    self._open(topic)
+                    self._waiters.forget_limit(topic)
+            return
+        if limit is None:
+            limit = self.by_queue[queue] = QueueLimit()
+            limit.live = self._count(queue)
+        limit.set(rules, self._share())
+        if starts is not None and limit.window is not None:
+            limit.window.recall(self._recalled(starts))
+        elif not is_past_known:
+            self._fill(limit)
+        if topic is not None:
+            topic.limit = limit
+        self._update(queue, limit)
+
+    def adopt(self, topic: QueueState) -> None:
+        """A queue has come into memory: its limit, if it has one, is there already."""
+        limit = topic.limit = self.by_queue.get(topic.queue)
+        if limit is not None:
+            self._update(topic.queue, limit)
+
+    def _recalled(self, starts: Sequence[int]) -> list[tuple[int, int]]:
+        wall_us, now_us = self._clock.wall_us(), self._now_us()
+        pairs = zip(starts[::2], starts[1::2], strict=True)
+        return sorted((now_us - max(0, wall_us - at_us), count) for at_us, count in pairs)
+
+    def starts_of(self, limit: QueueLimit) -> list[int] | None:
+        """The starts that the next process has to know of: wall microseconds, and how many."""
+        if limit.window is None:
+            return None
+        wall_us, now_us = self._clock.wall_us(), self._now_us()
+        known = limit.window.known(now_us, STARTS_KEPT)
+        return [number for at_us, n in known for number in (wall_us - now_us + at_us, n)]
+
+    def share_out(self) -> None:
+        """This process leads other shards than before: it has another share of each limit."""
+        if self.by_queue:
+            share = self._share()
+            for queue, limit in self.by_queue.items():
+                limit.set(limit.rules, share)
+                self._update(queue, limit)
+
+    def gain(self, shard: int) -> None:
+        """A shard will be led here: another process has granted leases of late.
+
+        Its leases are not counted yet, so that its share of leases comes with ``share_out``.
+        """
+        if not self.by_queue:
+            return
+        led, shards = self._share()
+        share = Share({*led, shard}, shards)
+        for queue, limit in self.by_queue.items():
+            before = limit.concurrency
+            limit.set(limit.rules, share)
+            limit.concurrency = min(before, limit.concurrency)
+            self._fill(limit)
+            self._update(queue, limit)
+
+    def _fill(self, limit: QueueLimit) -> None:
+        if limit.window is not None:
+            limit.filled_us = self._now_us()
+            limit.window.fill(limit.filled_us)
+
+    def recount(self) -> None:
+        """A shard has failed: its leases do not count any more."""
+        for queue, limit in self.by_queue.items():
+            limit.live = self._count(queue)
+            self._update(queue, limit)
+
+    def _count(self, queue: bytes) -> int:
+        count = 0
+        for lease in self._leases.values():
+            bucket = lease.bucket
+            if bucket.lane.queue == queue and bucket.shard.co.status < FAILED:
+                count += 1
+        return count
+
+    # -- counts --------------------------------------------------------------------------
+
+    def free(self, limit: QueueLimit) -> int:
+        """How many rows of the queue may be picked now."""
+        return max(0, limit.free(self._now_us()))
+
+    def picked(self, topic: QueueState, count: int) -> None:
+        """Rows of the queue were picked; each is granted, or put back, before the section ends."""
+        limit = topic.limit
+        if limit is not None and count:
+            limit.live += count
+            limit.picked += count
+            self._update(topic.queue, limit)
+
+    def unpicked(self, topic: QueueState) -> None:
+        """A row that was picked is not granted."""
+        limit = topic.limit
+        if limit is not None:
+            limit.live -= 1
+            limit.picked -= 1
+            self._update(topic.queue, limit)
+
+    def granted(self, leases: Sequence[LeaseState], now_mono: float) -> None:
+        """Rows that were picked are leased."""
+        now_us = round(now_mono * 1e6)
+        changed: dict[bytes, QueueLimit] = {}
+        for lease in leases:
+            topic = lease.bucket.lane.topic
+            limit = topic.limit
+            if limit is not None:
+                limit.picked -= 1
+                if limit.window is not None:
+                    limit.window.start(now_us, 1)
+                changed[topic.queue] = limit
+        for queue, limit in changed.items():  # now it is known when the window opens
+            self._update(queue, limit)
+
+    def granted_one(self, topic: QueueState, now_mono: float) -> None:
+        """A row is leased that no ``picked`` has counted."""
+        limit = topic.limit
+        if limit is not None:
+            limit.live += 1
+            if limit.window is not None:
+                limit.window.start(round(now_mono * 1e6), 1)
+            self._update(topic.queue, limit)
+
+    def restored(self, lease: LeaseState) -> None:
+        """A lease of the process before is back: it counts, and says when it began."""
+        topic = lease.bucket.lane.topic
+        limit = topic.limit
+        if limit is None:
+            return
+        limit.live += 1
+        if limit.window is not None and limit.filled_us:
+            ago_us = max(0, self._clock.wall_us() - lease.leased_us)
+            limit.window.know(limit.filled_us - ago_us, limit.filled_us)
+        self._update(topic.queue, limit)
+
+    def ended(self, lease: LeaseState) -> None:
+        """A lease of a queue with a limit is over."""
+        topic = lease.bucket.lane.topic
+        limit = topic.limit
+        if limit is not None and lease.bucket.shard.co.status < FAILED:
+            limit.live -= 1
+            self._update(topic.queue, limit)
+
+    # -- held or not ---------------------------------------------------------------------
+
+    def _update(self, queue: bytes, limit: QueueLimit) -> None:
+        topic = self._topics.get(queue)
+        now_us = self._now_us()
+        if limit.free(now_us) > 0:
+            if topic is not None and topic.is_limited:
+                self._open(topic)
+            return
+        opens_us = limit.opens_us(now_us)
+        if opens_us:
+            self._arm(queue, limit, opens_us)
+        if topic is not None and not topic.is_limited:
+            topic.is_limited = topic.is_held = True
+            self._waiters.hold(topic)
+            self._claim_sets.notice_queue(queue)
+
+    def _open(self, topic: QueueState) -> None:
+        if topic.is_limited:
+            topic.is_limited = False
+            topic.is_held = topic.is_paused
+            self._claim_sets.notice_queue(topic.queue)
+            self._waiters.open(topic)
+
+    def _arm(self, queue: bytes, limit: QueueLimit, at_us: int) -> None:
+        if self._is_closed or (limit.timer is not None and limit.timer_us == at_us):
+            return
+        self._cancel(limit)
+
+        def look() -> None:
+            limit.timer = None
+            if self.by_queue.get(queue) is limit:
+                self._update(queue, limit)
+                self._waiters.serve()  # before a clock moved by hand goes on
+
+        limit.timer_us = at_us
+        limit.timer = self._clock.call_at(self._spawner, at_us / 1e6, look)
+
+    def _cancel(self, limit: QueueLimit) -> None:
+        timer, limit.timer = limit.timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def close(self) -> None:
+        """Leave no timer behind: one may be set for tomorrow."""
+        self._is_closed = True
+        for limit in self.by_queue.values():
+            self._cancel(limit)

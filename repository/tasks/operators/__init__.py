@@ -1,0 +1,1 @@
+"""Operators' calls: acts on tasks and queues, history, settings, published functions."""

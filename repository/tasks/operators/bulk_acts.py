@@ -1,0 +1,411 @@
+"""Find tasks by a filter, count them, and act on what was found: slice by slice.
+
+What a search looks at, and where, is in ``task_search``. An act looks at each task again in the
+atomic section that changes it: one that is not where it was found is skipped, so a repeated slice
+does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Final
+
+from ....coalescer.group import Group
+from ....engine.records.frame import attempt
+from ....engine.records.keyspace import (
+    DEAD,
+    DELAYED,
+    MOVED,
+    READY,
+    RESULT,
+    decode_index_key,
+    expiry_key,
+)
+from ....engine.records.result import Status, decode_result, result_due_ms
+from ....engine.records.rows import (
+    MOVED_ROW,
+    Moved,
+    decode_expiry,
+    encode_index_row,
+    encode_moved,
+)
+from ....engine.records.workflow import MEMBER_RESULT, MEMBER_ROW
+from ....engine.recovery.verify import bucket_of
+from ....engine.runtime.task_id import TaskId
+from ....errors import BusyError, CorruptionError, UsageError
+from ...model.arguments import check_priority, check_redrive_policy
+from ...model.encoded_tasks import to_datetime
+from ...model.filters import (
+    ACTS,
+    ActReport,
+    FoundCount,
+    FoundTasks,
+    TaskFilter,
+    check_found,
+    check_looks,
+)
+from ...model.values import Task, payload_bytes
+from ...state.engine_state import EngineState
+from ...state.pages import Pages
+from ...state.queue_state import Shard
+from ...state.rows.expiry_entries import drop_with_entries, is_final
+from ...state.rows.task_location import (
+    TaskLocation,
+    first_key,
+    forget_result,
+    leave,
+    read_task,
+    task_location,
+)
+from ..lookup import Payloads
+from ..task_end import end_task, finish
+from .admin import BATCH_BYTES_MAX, Renew, redrive_one
+from .functions import policies_of_today
+from .task_search import TaskSearch
+
+__all__ = ["act", "count", "find"]
+
+FOUND_BYTES_MAX: Final = 4 << 20  # of payloads that one call returns
+_SLICE: Final = 128  # tasks of one shard that are changed in one batch
+_REFUSED_MAX: Final = 100  # that a report names
+_GONE: Final = ""  # the task is not where it was found
+_FINAL: Final = "final"  # its expiry entry has to go with it
+_PINNED: Final = "its workflow may still read it: delete it when that is over"
+_UNFILED: Final = "its expiry entry is not where it should be: run lodeq verify"
+
+
+async def find(
+    core: EngineState,
+    meant: TaskFilter,
+    *,
+    limit: object,
+    cursor: object,
+    payloads: Payloads = "decoded",
+) -> FoundTasks:
+    """See ``Engine.find``.
+
+    Args:
+        core: of the engine.
+        meant: the filter.
+        limit: tasks, 1 to 1,000.
+        cursor: of the page before; None begins.
+        payloads: what is shown of payloads and headers.
+    """
+    n = check_found(limit)
+    search = TaskSearch(core, meant, cursor, payloads, n, looks_again=True)
+    out: list[Task] = []
+    size = 0
+    async with aclosing(search.pages()) as pages:
+        async for page in pages:
+            room = n - len(out)
+            out += page[:room]
+            size += sum(map(payload_bytes, page[:room]))
+            if len(page) >= room:
+                search.behind(out[-1])
+                break
+            if search.is_spent or size >= FOUND_BYTES_MAX:
+                break
+    at = search.at
+    return FoundTasks(
+        tuple(out),
+        None if at is None else at.text(),
+        at is not None and len(out) < n,
+        search.has_cut_previews,
+    )
+
+
+async def count(core: EngineState, meant: TaskFilter, looks: object) -> FoundCount:
+    """See ``Engine.count``."""
+    most = check_looks(looks)
+    search = TaskSearch(core, meant, None, "none")
+    total = 0
+    async with aclosing(search.pages()) as pages:
+        async for page in pages:
+            total += len(page)
+            if search.looks >= most:
+                break
+    return FoundCount(total, search.at is None, search.has_cut_previews)
+
+
+# -- acts ------------------------------------------------------------------------------
+
+
+async def act(
+    core: EngineState,
+    name: object,
+    meant: TaskFilter,
+    *,
+    priority: object = None,
+    policy: object = "stored",
+    limit: object,
+    cursor: object,
+) -> ActReport:
+    """See ``Engine.act``.
+
+    Args:
+        core: of the engine.
+        name: one of ``ACTS``.
+        meant: the filter; its states are narrowed to those the act applies to.
+        priority: 0 to 9, for ``reprioritise`` alone.
+        policy: ``stored`` or ``current``, for ``redrive`` alone.
+        limit: tasks, 1 to 1,000.
+        cursor: of the slice before; None begins.
+    """
+    n = check_found(limit)
+    meant, new = _check_act(name, meant, priority, policy)
+    renewals = _Renewals(core) if policy == "current" else None
+    do = {
+        "redrive": lambda *of: _redrive(*of, renewals=renewals),
+        "cancel": _cancel,
+        "delete": _delete,
+        "reprioritise": lambda *of: _reprioritise(*of, priority=new or 0),
+    }[str(name)]
+    search = TaskSearch(core, meant, cursor, "none", n)
+    done = skipped = n_refused = 0
+    refused: dict[str, str] = {}
+    async with aclosing(search.pages()) as pages:
+        async for found in pages:
+            # One that has moved to its new priority is met again further on.
+            page = found if new is None else [one for one in found if one.priority != new]
+            room = n - done - skipped - n_refused
+            taken = page[:room]
+            if renewals is not None:
+                await renewals.learn(taken)
+            for why, ids in (await _each(core, taken, do)).items():
+                if why is None:
+                    done += len(ids)
+                elif why == _GONE:
+                    skipped += len(ids)
+                else:
+                    n_refused += len(ids)
+                    for one in ids[: max(0, _REFUSED_MAX - len(refused))]:
+                        refused[str(TaskId(one))] = why
+            if taken and len(page) >= room:
+                search.behind(taken[-1])
+                break
+            if search.is_spent:
+                break
+    at = search.at
+    return ActReport(done, skipped, refused, None if at is None else at.text())
+
+
+class _Renewals:
+    """The policies that functions have today, by queue: read before the step that uses them."""
+
+    def __init__(self, core: EngineState) -> None:
+        self._core = core
+        self._found: dict[str, Renew] = {}
+
+    async def learn(self, tasks: list[Task]) -> None:
+        """Read those of the tasks' queues."""
+        for queue in {task.queue for task in tasks} - set(self._found):
+            self._found[queue] = await policies_of_today(self._core, queue)
+
+    def of(self, task: Task) -> Renew:
+        """That of a task's queue."""
+        return self._found[task.queue]
+
+
+def _check_act(
+    name: object, meant: TaskFilter, priority: object, policy: object
+) -> tuple[TaskFilter, int | None]:
+    """Check what an act is asked for, and narrow its filter to the states that it applies to."""
+    if not isinstance(meant, TaskFilter):
+        raise UsageError(f"expected a lodeq.TaskFilter, not {type(meant).__name__}")
+    if not isinstance(name, str) or name not in ACTS:
+        raise UsageError(f"act {name!r} is not one of {', '.join(ACTS)}")
+    states = ACTS[str(name)]
+    if meant.state is not None:
+        wrong = [state for state in meant.states if state not in states]
+        if wrong:
+            hint = "; cancel it first" if "leased" in wrong and name == "delete" else ""
+            raise UsageError(
+                f"{name} applies to tasks that are {', '.join(states)}, "
+                f"not {', '.join(wrong)}{hint}"
+            )
+        states = meant.states
+    if (priority is not None) is not (name == "reprioritise"):
+        raise UsageError("priority= is for reprioritise, which needs it")
+    if check_redrive_policy(policy) != "stored" and name != "redrive":
+        raise UsageError("policy= is for redrive")
+    new = check_priority(priority) if priority is not None else None
+    return replace(meant, state=states), new
+
+
+_Do = Callable[[EngineState, Group, Shard, Task], "str | None"]
+
+
+async def _each(core: EngineState, tasks: list[Task], do: _Do) -> dict[str | None, list[bytes]]:
+    """Act on each task, a batch a shard and slice; ids by what came of it: None is done."""
+    by_shard: dict[int, list[Task]] = {}
+    for task in tasks:
+        by_shard.setdefault(core.shard_of(task.id).index, []).append(task)
+    out: dict[str | None, list[bytes]] = {}
+    for index, of_shard in sorted(by_shard.items()):
+        shard = core.shards[index]
+        for start in range(0, len(of_shard), _SLICE):
+            if not shard.co.has_capacity:
+                await core.backpressure(shard)
+            part = of_shard[start : start + _SLICE]
+            group, size = shard.co.begin(len(part) * 256), 0
+            for at, task in enumerate(part):
+                if size >= BATCH_BYTES_MAX:
+                    await shard.co.wait(group)
+                    core.check()
+                    group, size = shard.co.begin((len(part) - at) * 256), 0
+                queued = len(group.ops)
+                try:
+                    with group:
+                        why = do(core, group, shard, task)
+                except CorruptionError as error:
+                    why = str(error)
+                size += group.count_from(queued)
+                out.setdefault(why, []).append(task.id)
+            await shard.co.wait(group)
+            core.check()
+        if final := out.pop(_FINAL, None):
+            await _delete_final(core, shard, {task.id: task for task in of_shard}, final, out)
+    return out
+
+
+async def _delete_final(
+    core: EngineState,
+    shard: Shard,
+    tasks: dict[TaskId, Task],
+    final: list[bytes],
+    out: dict[str | None, list[bytes]],
+) -> None:
+    """Delete results together with their expiry entries: see ``expiry_entries``.
+
+    Args:
+        core: of the engine.
+        shard: of all of them.
+        tasks: the tasks, as they were found.
+        final: ids of those that are meant.
+        out: gets what came of each.
+    """
+    await core.commit_barrier(shard)  # entries of this turn are not rows yet
+    core.check()
+    by_second: dict[int, dict[bytes, int]] = {}
+    for task_id in final:
+        record = attempt(decode_result, shard.overlay.get(RESULT + task_id))
+        if record is None or to_datetime(record.finished_us) != tasks[TaskId(task_id)].finished_at:
+            out.setdefault(_GONE, []).append(task_id)
+            continue
+        second = bucket_of(result_due_ms(record))
+        by_second.setdefault(second, {})[task_id] = record.finished_us // 1000
+    for second, meant in sorted(by_second.items()):
+        lower, upper = expiry_key(second, 0), expiry_key(second + 1, 0)
+        pages = Pages(core, shard, lower, upper, 1, for_writing=True)  # a row may name thousands
+        while meant and (rows := await pages.following()):
+            ((key, raw),) = rows
+            if not any(ref in meant for _, ref in attempt(decode_expiry, raw) or ()):
+                continue
+            group = shard.co.begin(256 + 32 * len(meant))
+            with group:
+                gone = drop_with_entries(core, shard, group, key, raw, meant)
+            await shard.co.wait(group)
+            core.check()
+            for task_id in gone:
+                del meant[task_id]
+            out.setdefault(None, []).extend(gone)
+        for task_id in meant:
+            is_there = shard.overlay.has(RESULT + task_id)
+            out.setdefault(_UNFILED if is_there else _GONE, []).append(task_id)
+
+
+def _where(core: EngineState, shard: Shard, task: Task) -> TaskLocation | None:
+    """Location of a task that is still at the row where it was found."""
+    if task.id in core.leases:
+        return None
+    location = task_location(core, shard, task.id)
+    return location if location is not None and location.key == task.position else None
+
+
+def _redrive(
+    core: EngineState, group: Group, shard: Shard, task: Task, *, renewals: _Renewals | None
+) -> str | None:
+    location = _where(core, shard, task)
+    if location is None or location.kind != DEAD:
+        return _GONE
+    renew = None if renewals is None else renewals.of(task)
+    refusal = redrive_one(core, group, location, renew=renew)
+    return None if refusal is None else str(refusal)
+
+
+def _cancel(core: EngineState, group: Group, shard: Shard, task: Task) -> str | None:
+    if task.state == "leased":
+        lease = core.leases.get(task.id)
+        if lease is None or lease.leased_us != int.from_bytes(task.position[:8], "big"):
+            return _GONE
+        try:
+            core.check_inherited(lease)
+        except BusyError as error:
+            return str(error)
+        finish(core, group, lease, Status.CANCELLED, error=b"cancelled")
+        return None
+    location = _where(core, shard, task)
+    if location is None:
+        return _GONE
+    end_task(core, group, location, Status.CANCELLED, "cancelled")
+    return None
+
+
+def _delete(core: EngineState, group: Group, shard: Shard, task: Task) -> str | None:
+    """Forget a task with its result and its attempts; its dedup window stays."""
+    record = attempt(decode_result, shard.overlay.get(RESULT + task.id))
+    is_dead = task.state == "dead"
+    location = _where(core, shard, task) if is_dead else None
+    if is_dead:
+        if location is None:
+            return _GONE
+    elif record is None or to_datetime(record.finished_us) != task.finished_at:
+        return _GONE
+    is_member = record is not None and record.flags & MEMBER_RESULT != 0
+    if location is not None:
+        is_member = is_member or location.row.flags & MEMBER_ROW != 0
+    if is_member and core.flows.pins(shard, task.id):
+        return _PINNED
+    if location is not None:
+        end_task(core, group, location, None, "deleted")
+    elif record is not None and is_final(record):
+        return _FINAL
+    if record is None:  # of a dead letter, and not kept
+        return None
+    forget_result(core, shard, group, task.id, record)
+    return None
+
+
+def _reprioritise(
+    core: EngineState, group: Group, shard: Shard, task: Task, *, priority: int
+) -> str | None:
+    """The same task in another place of the line: same seq, same attempts."""
+    location = _where(core, shard, task)
+    if location is None or location.kind not in (READY, DELAYED):
+        return _GONE
+    bucket, row = location.bucket, location.row
+    if row.priority == priority:
+        return _GONE
+    record = read_task(shard, task.id)
+    if record is None:
+        return "its record is missing"
+    key = location.key
+    if location.kind == READY:
+        seq = decode_index_key(key).seq
+        key = bucket.ready_key(bucket.ready_prefixes[9 - priority], seq, task.id)
+    moved: bytes | None = None  # at its first key a task has no such row
+    flags = row.flags & ~MOVED_ROW
+    if key != first_key(task.id, record):
+        moved, flags = encode_moved(Moved(row.attempts, key)), flags | MOVED_ROW
+    row = row._replace(priority=priority, flags=flags)
+    leave(core, group, location)
+    if moved is not None or location.has_moved:
+        group.ops.append((MOVED + task.id, moved))
+    if location.kind == READY:
+        core.put_ready(group, bucket, 9 - priority, key, task.id, row)
+    else:
+        due_ms = int.from_bytes(key[-32:-24], "big")
+        core.put_delayed(group, bucket, key, due_ms, encode_index_row(row))
+    return None
