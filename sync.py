@@ -21,13 +21,15 @@ from sys import modules
 from typing import TYPE_CHECKING, Any, Literal
 
 from .repository.model.arguments import duration_s
+from .repository.model.redaction import Redact, redaction_of
 from .repository.model.values import Duration, Limits
 
 if TYPE_CHECKING:
     from .client.blocking.engine import SyncRemoteEngine
     from .engine.runtime.clock import Clock
     from .engine.runtime.ids import Rng
-    from .repository.api.sync_engine import SyncEngine
+    from .repository.api.serve_options import ServeAs
+    from .repository.api.threads.sync_engine import SyncEngine
     from .segments.journal.retention import Retention
     from .segments.journal.roll import Roll
 
@@ -53,6 +55,8 @@ def open(
     journal: str | None = None,
     journal_retention: Retention | None = None,
     journal_roll: Roll | None = None,
+    serve: ServeAs = None,
+    redact: Redact | None = None,
 ) -> SyncEngine:
     """Open the store at ``path``; blocks until it is open. Use it in a ``with`` block.
 
@@ -75,6 +79,8 @@ def open(
         journal: name of a lifecycle journal; see ``lodeq.lifecycle``.
         journal_retention: how much of the journal is kept; None keeps everything.
         journal_roll: when a file of the journal is full.
+        serve: let other processes reach the store while it is open; see ``lodeq.open``.
+        redact: what of a preview or a label's value may be stored; see ``lodeq.open``.
 
     Errors, and what the modes promise, are those of ``lodeq.open``.
 
@@ -82,7 +88,7 @@ def open(
     Cancellation: interrupted, the store is closed again as soon as it is open.
     """
     from .repository.api.open import open_engine  # noqa: PLC0415 - a client loads no store
-    from .repository.api.sync_engine import open_in_thread  # noqa: PLC0415
+    from .repository.api.threads.sync_engine import open_in_thread  # noqa: PLC0415
 
     return open_in_thread(
         open_engine(
@@ -103,28 +109,46 @@ def open(
             journal=journal,
             journal_retention=journal_retention,
             journal_roll=journal_roll,
+            serve=serve,
+            redact=redact,
         )
     )
 
 
-def connect(url: str, *, token: str | None = None, timeout: Duration = 30.0) -> SyncRemoteEngine:
+def connect(
+    url: str,
+    *,
+    token: str | None = None,
+    timeout: Duration = 30.0,
+    redact: Redact | None = None,
+) -> SyncRemoteEngine:
     """Connect to a served store, without an event loop. Use it in a ``with`` block.
 
-    Arguments and errors are those of ``lodeq.connect``. Its calls may come from any thread.
+    Its errors are those of ``lodeq.connect``. Its calls may come from any thread.
+
+    Args:
+        url: ``unix://FILE``, ``tcp://HOST:PORT``, ``http://…``, ``https://…``, or
+            ``lodeq://HOST:PORT,HOST:PORT`` for a cluster.
+        token: the content of the server's ``--token-file``, if it has one.
+        timeout: seconds until a server that does not answer is given up.
+        redact: what of a preview or a label's value may be sent; see ``lodeq.connect``.
 
     Durability: that of the server's engine. Cancellation: leaves no connection behind.
     """
+    from .client.blocking.connect import led_on, transport_of  # noqa: PLC0415 - an extra
     from .client.blocking.engine import SyncRemoteEngine  # noqa: PLC0415
     from .client.calls import Session, engine_call  # noqa: PLC0415 - only for those who use it
-    from .client.link import SyncLink, Target  # noqa: PLC0415 - an extra
 
-    link = SyncLink(Target(url, token, duration_s(timeout, "timeout", least=0.001)))
+    redaction = redaction_of(redact)
+    transport = transport_of(url, token, duration_s(timeout, "timeout", least=0.001))
     try:
-        session = Session(link.send(engine_call("/engine")))
+        doc = transport.send(engine_call("/engine"))
+        session = Session(doc, redaction)
+        transport = led_on(transport, doc, token)
     except BaseException:
-        link.close()
+        transport.close()
         raise
-    return SyncRemoteEngine(link, session)
+    return SyncRemoteEngine(transport, session)
 
 
 if not TYPE_CHECKING:  # type checkers would take any name for one of ours
@@ -133,7 +157,7 @@ if not TYPE_CHECKING:  # type checkers would take any name for one of ours
         """Import the engine when it is first used: a client loads no store."""
         if name != "SyncEngine":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-        from .repository.api.sync_engine import SyncEngine  # noqa: PLC0415
+        from .repository.api.threads.sync_engine import SyncEngine  # noqa: PLC0415
 
         setattr(modules[__name__], name, SyncEngine)
         return SyncEngine

@@ -19,7 +19,7 @@ from ..repository.model.ingest_report import IngestedJob, IngestReport
 from ..repository.model.reports import PurgeReport
 from ..repository.model.values import Duration
 from .calls import FORM, Call, Session
-from .records import flat_of
+from .documents.records import flat_of
 
 __all__ = [
     "added",

@@ -8,7 +8,9 @@ fails before anything is sent.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -18,6 +20,7 @@ from ..errors import (
     DuplicateTaskError,
     InvariantError,
     LimitError,
+    LodeqError,
     RecordCorruptError,
     TaskNotFoundError,
     UsageError,
@@ -25,11 +28,19 @@ from ..errors import (
 from ..repository.model.arguments import (
     check_attempts,
     check_limit,
+    check_progress,
+    check_redrive_policy,
+    check_retry,
     check_worker,
     duration_s,
     length_s,
+    listed,
+    moment_us,
     names_of,
+    task_ids,
 )
+from ..repository.model.queue_settings import Unchanged, check_by, check_changes
+from ..repository.model.redaction import Redaction
 from ..repository.model.values import (
     AllTenants,
     AnyId,
@@ -40,11 +51,11 @@ from ..repository.model.values import (
     NewTask,
     Task,
 )
-from .records import new_task_doc, stored_value
-from .wire import JSON, MSGPACK_FORM, Stored
+from .documents.records import backoff_doc, new_task_doc, stored_value, when_text
+from .documents.wire import JSON, MSGPACK_FORM, Stored
 
 if TYPE_CHECKING:
-    from .records import Granted
+    from .documents.records import Granted
 
 __all__ = [
     "CANCEL_CLAIM_S",
@@ -55,8 +66,10 @@ __all__ = [
     "Call",
     "QueueTemplate",
     "Session",
+    "cancel_all",
     "cancel_claim",
     "check_claim",
+    "check_history",
     "checkpoint",
     "claim",
     "complete",
@@ -66,12 +79,17 @@ __all__ = [
     "enqueue_many",
     "heartbeat",
     "heartbeat_many",
+    "history",
     "list_query",
     "nack",
+    "place",
+    "progress",
     "proof_of",
     "queue_call",
+    "queue_settings",
     "queues",
     "redrive",
+    "settings_change",
     "task_call",
 ]
 
@@ -83,6 +101,7 @@ CLOSED: Final = "this client is closed"
 CANCEL_CLAIM_S: Final = 2.0  # a server that hangs must not hold up whoever gives up
 # Errors about one task of a redrive: the others are redriven all the same.
 REDRIVE_ERRORS: Final = (TaskNotFoundError, DuplicateTaskError, RecordCorruptError)
+_AT: Final = re.compile(r"tasks\[(\d{1,9})\](.*)", re.DOTALL)
 _DEFAULTS: Final = {"max_attempts": 5, "retention": 3600.0, "dead_retention": 604_800.0}
 
 
@@ -106,8 +125,8 @@ class Call(NamedTuple):
 class Session:
     """The server's limits and options, as a client was sent them, and its user's codecs."""
 
-    def __init__(self, doc: Mapping[str, Any]) -> None:
-        known = {name: doc["limits"][name] for name in Limits.__slots__}
+    def __init__(self, doc: Mapping[str, Any], redaction: Redaction | None = None) -> None:
+        known = {name: doc["limits"][name] for name in Limits.__slots__ if name in doc["limits"]}
         self.limits = Limits(**known)
         self.path: str | None = doc["path"]
         self.shards: int = doc["shards"]
@@ -116,7 +135,15 @@ class Session:
         self.wait_s_max: float = doc["wait_s_max"]
         self.body_bytes_max: int = doc["body_bytes_max"]
         self.takes_claim_ids: bool = doc.get("takes_claim_ids", False)  # an older server does not
+        self.takes_queue_settings: bool = doc.get("takes_queue_settings", False)
+        self.has_history: bool = doc.get("has_history", False)
+        self.takes_filters: bool = doc.get("takes_filters", False)
+        self.takes_policies: bool = doc.get("takes_policies", False)  # with each task; the same
+        self.takes_faces: bool = doc.get("takes_faces", False)  # as that
+        self.takes_progress: bool = doc.get("takes_progress", False)  # and cancels all of a queue
+        self.takes_dependencies: bool = doc.get("takes_dependencies", False)  # ``NewTask.after``
         self.codecs: dict[str, Codec] = {}
+        self.redaction = redaction
 
 
 class QueueTemplate:
@@ -135,7 +162,9 @@ class QueueTemplate:
         backoff: Backoff | None,
         boost_after: Duration | None,
         codec: Codec | None,
+        faces: bool,
     ) -> None:
+        self.faces = faces
         self.is_all = isinstance(tenant, AllTenants)
         if self.is_all and boost_after is not None:
             raise UsageError("boost_after needs one tenant: ALL_TENANTS is served in turns")
@@ -152,12 +181,7 @@ class QueueTemplate:
         }
         policy = {name: value for name, value in given.items() if value != _DEFAULTS[name]}
         if backoff is not None:
-            policy["backoff"] = {
-                "kind": backoff.kind,
-                "base": backoff.base,
-                "factor": backoff.factor,
-                "cap": backoff.cap,
-            }
+            policy["backoff"] = backoff_doc(backoff)
         self.doc: dict[str, Any] = {"queue": self.name}
         if self.is_all:
             self.doc["all_tenants"] = True
@@ -226,18 +250,62 @@ def enqueue_many(
     codecs: Mapping[str, Codec] = session.codecs
     if template is not None and template.codec is not session.codecs.get(name):
         codecs = _with(session.codecs, name, template.codec)
-    for task in tasks:
-        if not isinstance(task, NewTask):
-            raise UsageError(f"tasks must be lodeq.NewTask, not {type(task).__name__}")
-        if task.queue is None and template is None:
-            raise UsageError("engine.enqueue_many needs a queue for every task: NewTask(queue=…)")
-    docs = [new_task_doc(FORM, task, codecs, name, session.limits) for task in tasks]
+    if template is not None and not template.faces:
+        tasks = [
+            task._replace(labels=None, function=None, preview=None)
+            if isinstance(task, NewTask)
+            else task
+            for task in tasks
+        ]
+    docs: list[Any] = []
+    try:
+        for task in tasks:
+            if not isinstance(task, NewTask):
+                raise UsageError(f"tasks must be lodeq.NewTask, not {type(task).__name__}")
+            if task.queue is None and template is None:
+                raise UsageError(
+                    "engine.enqueue_many needs a queue for every task: NewTask(queue=…)"
+                )
+            sent = task if session.takes_policies else _without_policy(task)
+            docs.append(new_task_doc(FORM, sent, codecs, name, session))
+    except UsageError as error:
+        error.at(len(docs))
+        raise
     sizes = [_size(doc) for doc in docs]
     if is_atomic and (len(docs) > session.batch_max or sum(sizes) > session.body_bytes_max // 2):
         raise LimitError(f"{len(docs)} tasks do not fit one atomic batch: split them")
     for start, end in [(0, len(docs))] if is_atomic else _chunks(sizes, session.batch_max):
         call = Call("POST", "/tasks", base | {"tasks": docs[start:end]}, is_write=True)
         yield call, end - start
+
+
+def _without_policy(task: NewTask) -> NewTask:
+    """A task for an older server, which gives tasks that name their queue the default policy."""
+    if task.retry is None and task.retention is None and task.dead_retention is None:
+        return task
+    own = {
+        "retry": None if task.retry is None else check_retry(task.retry),
+        "retention": task.retention,
+        "dead_retention": task.dead_retention,
+    }
+    for name, default in (("retry", Backoff()), *_DEFAULTS.items()):
+        if own.get(name) is not None and (own[name] != default or task.queue is None):
+            raise UsageError(
+                f"this server is older than the client: it takes no {name!r} with a task; "
+                "upgrade the server, or give it to engine.queue(…)"
+            )
+    return task._replace(retry=None, retention=None, dead_retention=None)
+
+
+def place(error: LodeqError, before: int) -> None:
+    """Place an answer about one task of a request, counted over all requests of the call.
+
+    ``before``: tasks of the requests before it.
+    """
+    found = _AT.match(str(error))
+    if isinstance(error, UsageError) and found is not None:
+        error.index = before + int(found[1])
+        error.args = (f"tasks[{error.index}]{found[2]}", *error.args[1:])
 
 
 def _with(codecs: Mapping[str, Codec], name: str, codec: Codec | None) -> Mapping[str, Codec]:
@@ -353,6 +421,33 @@ def heartbeat(lease: Granted, seconds: Duration | None) -> Call:
     return Call("POST", "/leases/heartbeat", doc, is_repeatable=True)
 
 
+def cancel_all(session: Session, template: QueueTemplate, leased: object) -> Call:
+    """Cancel all of a queue that has not ended."""
+    if not session.takes_progress:  # both came in one release
+        raise UsageError(
+            "this server cannot cancel all of a queue: it runs an older lodeq; upgrade the server"
+        )
+    return queue_call(template, "cancel_all", {"leased": leased})
+
+
+def progress(session: Session, lease: Granted, fraction: object, note: object) -> Call:
+    """Report how far a run has come.
+
+    Args:
+        session: what the server takes.
+        lease: of the run.
+        fraction: 0.0 to 1.0; None: not known.
+        note: a few words for people.
+    """
+    checked, text = check_progress(fraction, note)
+    if not session.takes_progress:
+        raise UsageError(
+            "this server keeps no progress of runs: it runs an older lodeq; upgrade the server"
+        )
+    doc = {**proof_of(lease), "fraction": checked, "note": text.decode()}
+    return Call("POST", "/leases/progress", doc, is_repeatable=True)
+
+
 def heartbeat_many(
     session: Session, leases: Sequence[Granted], seconds: Duration | None
 ) -> Iterator[Call]:
@@ -393,11 +488,14 @@ def complete(
     doc = proof_of(lease)
     _result(session, lease, doc, result)
     if then:
+        then = listed(then)
         for task in then:
             if not isinstance(task, NewTask):
                 raise UsageError(f"then= takes lodeq.NewTask, not {type(task).__name__}")
+        if not session.takes_policies:
+            then = [_without_policy(task) for task in then]
         doc["then"] = [
-            new_task_doc(FORM, task, session.codecs, lease.queue, session.limits) for task in then
+            new_task_doc(FORM, task, session.codecs, lease.queue, session) for task in then
         ]
     if not keep:
         doc["keep"] = False
@@ -480,20 +578,55 @@ def queue_call(template: QueueTemplate, verb: str, doc: Any = None, **query: str
     return Call("POST", path, doc, template.query, is_write=True)
 
 
+def queue_settings(session: Session, queue: str, doc: Any = None) -> Call:
+    """Read what is set for a queue, or (with a document) change it."""
+    name = names_of(queue, "")[0].decode()
+    if not session.takes_queue_settings:
+        raise UsageError(
+            "this server has no settings of queues (rate, concurrency, history): it runs an older "
+            "lodeq; upgrade the server"
+        )
+    path = f"/queues/{quote(name)}/settings"
+    if doc is None:
+        return Call("GET", path, is_repeatable=True)
+    return Call("POST", path, doc, is_write=True, is_repeatable=True)
+
+
+def settings_change(by: str, *, replace: bool, **changes: Any) -> dict[str, Any]:
+    """The document of a change of settings, checked here as the engine would."""
+    given = {name: one for name, one in changes.items() if not isinstance(one, Unchanged)}
+    check_changes(**given)
+    if given.get("history") is not None:
+        given["history"] = duration_s(given["history"], "history")
+    return {"by": check_by(by), "replace": replace, **given}
+
+
 def redrive(
-    session: Session, template: QueueTemplate, ids: Sequence[AnyId] | None
+    session: Session, template: QueueTemplate, ids: Sequence[AnyId] | None, policy: str
 ) -> Iterator[Call]:
     """Redrive all dead letters, or those named: at least one request, more if it takes more.
 
     The engine redrives all it can before it reports an error about one. So send every request
     before raising one of ``REDRIVE_ERRORS``.
+
+    Args:
+        session: of the server.
+        template: the queue.
+        ids: None for all.
+        policy: ``stored`` or ``current``.
     """
+    base: dict[str, Any] = {}
+    if check_redrive_policy(policy) != "stored":
+        if not session.takes_policies:
+            raise UsageError("this server is older than the client: it redrives as stored only")
+        base["policy"] = policy
     if ids is None:
-        yield queue_call(template, "redrive", {})
+        yield queue_call(template, "redrive", base)
         return
-    named = [bytes(TaskId(one)) for one in ids]
+    named = [bytes(one) for one in task_ids(ids, "redrive")]
     for start in range(0, max(1, len(named)), session.batch_max):
-        yield queue_call(template, "redrive", {"ids": named[start : start + session.batch_max]})
+        part = {"ids": named[start : start + session.batch_max]}
+        yield queue_call(template, "redrive", base | part)
 
 
 def engine_call(path: str, doc: Any = None, *, takes_long: bool = False) -> Call:
@@ -505,6 +638,52 @@ def engine_call(path: str, doc: Any = None, *, takes_long: bool = False) -> Call
         wait_s=86_400.0 if takes_long else 0.0,
         is_repeatable=True,
     )
+
+
+def check_history(session: Session) -> None:
+    """A server of before there was a history has no routes for it."""
+    if not session.has_history:
+        raise UsageError(
+            "this server has no history and no attempts: it runs an older lodeq; upgrade the server"
+        )
+
+
+def history(
+    session: Session,
+    queue: str | None,
+    *,
+    since: datetime | None,
+    until: datetime | None,
+    limit: int,
+    **others: str | None,
+) -> Call:
+    """A page of ended tasks; the server checks what is not a moment.
+
+    Args:
+        session: what the server takes.
+        queue: None for all.
+        since: ended then or later.
+        until: ended before.
+        limit: tasks at most, 1 to 1,000.
+        others: further members of the query; None leaves one out.
+    """
+    check_history(session)
+    moment_us(since, "since")
+    moment_us(until, "until")
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise UsageError(f"limit {limit!r} is not between 1 and 1000")
+    given = {
+        "queue": queue,
+        "since": when_text(since),
+        "until": when_text(until),
+        "limit": str(limit),
+        **others,
+    }
+    for name, one in given.items():
+        if one is not None and not isinstance(one, str):
+            raise UsageError(f"{name} must be a str or None, not {type(one).__name__}")
+    query = {name: one for name, one in given.items() if one is not None}
+    return engine_call("/history")._replace(query=query)
 
 
 def queues(after: str | None) -> Call:

@@ -13,7 +13,8 @@ from .engine_calls import RemoteCalls
 
 if TYPE_CHECKING:
     from .blocking.engine import SyncRemoteEngine
-    from .link import Link
+    from .cluster.transport import ClusterTransport
+    from .transport.transport import Transport
 
 __all__ = ["RemoteEngine"]
 
@@ -27,12 +28,12 @@ class RemoteEngine(RemoteCalls):
     ``CommitUnknownError``: its answer was lost.
     """
 
-    def __init__(self, link: Link, session: Session) -> None:
-        super().__init__(link, session)
+    def __init__(self, transport: Transport | ClusterTransport, session: Session) -> None:
+        super().__init__(transport, session)
         self._sync: SyncRemoteEngine | None = None
 
     def __repr__(self) -> str:
-        return f"<RemoteEngine {self._link.target.url} shards={self.shards} {self.durability}>"
+        return f"<RemoteEngine {self._transport.target.url} shards={self.shards} {self.durability}>"
 
     @property
     def sync(self) -> SyncRemoteEngine:
@@ -42,10 +43,10 @@ class RemoteEngine(RemoteCalls):
         them alive while a handler blocks the loop.
         """
         if self._sync is None:
+            from .blocking.connect import transport_to  # noqa: PLC0415 - only for those who use it
             from .blocking.engine import SyncRemoteEngine  # noqa: PLC0415
-            from .link import SyncLink  # noqa: PLC0415 - only for those who use it
 
-            self._sync = SyncRemoteEngine(SyncLink(self._link.target), self.session)
+            self._sync = SyncRemoteEngine(transport_to(self._transport.target), self.session)
         return self._sync
 
     async def close(self) -> None:
@@ -61,7 +62,7 @@ class RemoteEngine(RemoteCalls):
                 with CancelScope(shield=True):
                     await run_sync(self._sync.close, limiter=CapacityLimiter(1))
         finally:
-            await self._link.aclose()
+            await self._transport.aclose()
 
     async def __aenter__(self) -> Self:
         return self

@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
+from typing import Any
 
 from ..engine.runtime.clock import SystemClock
+from ..engine.runtime.task_id import TaskId
 from ..engine.values import Health, Snapshot
-from ..errors import TaskNotFoundError, UsageError
+from ..errors import IncompleteError, TaskNotFoundError, UsageError
 from ..repository.model.arguments import SNAPSHOT_S, duration_s, listed
+from ..repository.model.calls.functions import PublishedFunction
+from ..repository.model.filters import (
+    COUNT_LOOKS_MAX,
+    FOUND_MAX,
+    Act,
+    ActReport,
+    FoundCount,
+    FoundTasks,
+    TaskFilter,
+)
+from ..repository.model.flows.workflow_handle import Workflow
+from ..repository.model.flows.workflows import (
+    PARTS_MAX,
+    OnFailure,
+    WorkflowGraph,
+    WorkflowInfo,
+    WorkflowPage,
+)
 from ..repository.model.ingest_report import IngestReport
+from ..repository.model.queue_settings import (
+    BY_OPERATOR,
+    SETTING_UNCHANGED,
+    QueueSettings,
+    Unchanged,
+)
 from ..repository.model.reports import (
     ForgottenLoads,
     MigrationReport,
@@ -20,27 +47,50 @@ from ..repository.model.reports import (
 from ..repository.model.values import (
     AllTenants,
     AnyId,
+    Attempt,
     Backoff,
     Codec,
     Duration,
     EngineStats,
+    HistoryPage,
     NewTask,
+    Part,
     QueueStats,
     Receipt,
+    RedrivePolicy,
     Result,
     Task,
 )
-from . import bulk, calls
+from ..repository.model.workers import WorkerReport
+from . import bulk, calls, filters, workflows
+from . import functions as by_name
 from .calls import FORM, LEASE_S, QueueTemplate
+from .documents.records import (
+    attempt_of,
+    flat_of,
+    health_of,
+    queues_of,
+    receipt_of,
+    report_of,
+    result_of,
+    settings_of,
+    stats_of,
+    task_of,
+)
 from .lease import RemoteLease
 from .queue import RemoteQueue
-from .records import flat_of, health_of, queues_of, report_of, result_of, stats_of, task_of
-from .requests import RemoteRequests
+from .requests import RemoteRequests, read_whole
 from .waits import in_thread
 
 __all__ = ["RemoteCalls"]
 
 _mono = SystemClock.mono
+
+
+def _history_of(codecs: Mapping[str, Codec], doc: Mapping[str, Any]) -> HistoryPage:
+    results = tuple([result_of(FORM, one, codecs) for one in doc["results"]])
+    has_cut_previews = doc.get("has_cut_previews", False)  # an older server sends none
+    return HistoryPage(results, doc["cursor"], doc["is_short"], has_cut_previews)
 
 
 class RemoteCalls(RemoteRequests):
@@ -75,6 +125,7 @@ class RemoteCalls(RemoteRequests):
         backoff: Backoff | None = None,
         boost_after: Duration | None = None,
         codec: Codec | None = None,
+        faces: bool = True,
     ) -> RemoteQueue:
         """See ``Engine.queue``. The codec stays here: the server never needs it.
 
@@ -89,6 +140,7 @@ class RemoteCalls(RemoteRequests):
             boost_after: seconds; of every eight tasks granted, one is then the oldest that has been
                 ready for longer, whatever its priority. Not with ALL_TENANTS.
             codec: turns payloads and results into bytes and back; None: msgpack.
+            faces: False stores no function, preview and labels.
         """
         template = QueueTemplate(
             self.session,
@@ -101,6 +153,7 @@ class RemoteCalls(RemoteRequests):
             backoff=backoff,
             boost_after=boost_after,
             codec=codec,
+            faces=faces,
         )
         return RemoteQueue(self, template)
 
@@ -135,6 +188,50 @@ class RemoteCalls(RemoteRequests):
         named = [q.template if isinstance(q, RemoteQueue) else q for q in queues]
         return await self.claim_from(named, limit=limit, lease=lease, wait=wait, worker=worker)
 
+    # -- settings of queues --------------------------------------------------------------
+
+    async def configure(
+        self,
+        queue: str,
+        *,
+        history: Duration | Unchanged | None = SETTING_UNCHANGED,
+        history_rows: int | Unchanged | None = SETTING_UNCHANGED,
+        history_bytes: int | Unchanged | None = SETTING_UNCHANGED,
+        faces: bool | Unchanged | None = SETTING_UNCHANGED,
+        rate: str | Unchanged | None = SETTING_UNCHANGED,
+        concurrency: int | Unchanged | None = SETTING_UNCHANGED,
+        by: str = BY_OPERATOR,
+        replace: bool = True,
+    ) -> QueueSettings:
+        """See ``Engine.configure``, also for Durability and Cancellation.
+
+        Args:
+            queue: its name; it need not have any tasks.
+            history: seconds for which the history of an ended task is kept, 0 for none.
+            history_rows: ended tasks in the history at most.
+            history_bytes: bytes of history at most.
+            faces: whether function, preview and labels of its tasks are stored.
+            rate: starts in any window of a period, such as ``"10/s"``.
+            concurrency: leases at once, 1 to 1,000,000.
+            by: who sets it, 1 to 512 bytes; kept with the setting.
+            replace: False refuses to change what somebody else has set to another value.
+        """
+        doc = calls.settings_change(
+            by,
+            replace=replace,
+            history=history,
+            history_rows=history_rows,
+            history_bytes=history_bytes,
+            faces=faces,
+            rate=rate,
+            concurrency=concurrency,
+        )
+        return settings_of(await self.send(calls.queue_settings(self.session, queue, doc)))
+
+    async def settings(self, queue: str) -> QueueSettings:
+        """See ``Engine.settings``, also for Durability and Cancellation."""
+        return settings_of(await self.send(calls.queue_settings(self.session, queue)))
+
     # -- one task ----------------------------------------------------------------------
 
     async def get(self, task_id: AnyId) -> Task | None:
@@ -157,23 +254,332 @@ class RemoteCalls(RemoteRequests):
             if doc or left_s <= 0:
                 return result_of(FORM, doc, self.session.codecs) if doc else None
 
+    async def attempts(self, task_id: AnyId) -> list[Attempt]:
+        """See ``Engine.attempts``, also for Durability and Cancellation."""
+        calls.check_history(self.session)
+        doc = await self.send(calls.task_call(task_id, what="/attempts"))
+        return [attempt_of(one) for one in doc["attempts"]]
+
+    async def history(
+        self,
+        queue: str | None = None,
+        *,
+        tenant: str | None = None,
+        function: str | None = None,
+        state: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        text: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> HistoryPage:
+        """See ``Engine.history``, also for Durability and Cancellation.
+
+        Args:
+            queue: its name; None for all.
+            tenant: its name; None for all, empty for the default tenant.
+            function: name of the task function; None for all.
+            state: completed, dead, expired or cancelled; None for all.
+            since: only those that ended then or later; with a time zone.
+            until: only those that ended before; with a time zone.
+            text: part of its function, preview, error or of a label, in any case; None for all.
+            limit: results, 1 to 1,000; an answer holds 4 MiB of values at most.
+            cursor: of the page before; None begins with the newest.
+        """
+        call = calls.history(
+            self.session,
+            queue,
+            since=since,
+            until=until,
+            limit=limit,
+            tenant=tenant,
+            function=function,
+            state=state,
+            text=text,
+            cursor=cursor,
+        )
+        return await read_whole(self, call, partial(_history_of, self.session.codecs))
+
+    # -- search and bulk acts ----------------------------------------------------------
+
+    async def find(
+        self,
+        tasks: TaskFilter,
+        *,
+        limit: int = 100,
+        cursor: str | None = None,
+        payloads: bool = True,
+    ) -> FoundTasks:
+        """See ``Engine.find``, also for Durability and Cancellation.
+
+        Args:
+            tasks: which tasks.
+            limit: tasks, 1 to 1,000.
+            cursor: of the page before; None begins.
+            payloads: False leaves out payloads and headers.
+        """
+        call = filters.find(self.session, tasks, limit, cursor, payloads=payloads)
+        return await read_whole(self, call, partial(filters.found_of, self.session))
+
+    async def find_all(self, tasks: TaskFilter, *, payloads: bool = True) -> AsyncIterator[Task]:
+        """See ``Engine.find_all``, also for Durability and Cancellation."""
+        cursor = None
+        while True:
+            page = await self.find(tasks, limit=FOUND_MAX, cursor=cursor, payloads=payloads)
+            for task in page:
+                yield task
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+    async def count(self, tasks: TaskFilter, *, looks: int = COUNT_LOOKS_MAX) -> FoundCount:
+        """See ``Engine.count``, also for Durability and Cancellation."""
+        return await read_whole(self, filters.count(self.session, tasks, looks), filters.count_of)
+
+    async def act(
+        self,
+        name: Act,
+        tasks: TaskFilter,
+        *,
+        priority: int | None = None,
+        policy: RedrivePolicy = "stored",
+        limit: int = FOUND_MAX,
+        cursor: str | None = None,
+    ) -> ActReport:
+        """See ``Engine.act``, also for Durability and Cancellation.
+
+        Args:
+            name: ``redrive``, ``cancel``, ``delete`` or ``reprioritise``.
+            tasks: which tasks.
+            priority: 0 to 9, for ``reprioritise``.
+            policy: ``stored`` or ``current``, for ``redrive``.
+            limit: tasks of this slice, 1 to 1,000.
+            cursor: of the slice before; None begins.
+        """
+        call = filters.act(
+            self.session,
+            name,
+            tasks,
+            priority=priority,
+            policy=policy,
+            limit=limit,
+            cursor=cursor,
+        )
+        return filters.act_of(await self.send(call))
+
     async def cancel(self, task_id: AnyId) -> bool:
         """See ``Engine.cancel``, also for Durability and Cancellation."""
         cancelled: bool = (await self.send(calls.task_call(task_id, method="DELETE")))["cancelled"]
         return cancelled
 
+    # -- workflows ---------------------------------------------------------------------
+
+    async def workflow(
+        self,
+        callback: NewTask | None = None,
+        *,
+        key: str | bytes | None = None,
+        name: str = "",
+        on_failure: OnFailure = "run",
+    ) -> Workflow:
+        """See ``Engine.workflow``, also for Durability and Cancellation.
+
+        Args:
+            callback: the task that runs when all members have ended, or None.
+            key: whoever opens a workflow with it again gets the same one.
+            name: shown to people, at most 128 bytes.
+            on_failure: ``run``, ``wait`` or ``cancel``.
+        """
+        call = workflows.workflow(self.session, callback, key, name, on_failure)
+        doc = await self.send(call)
+        target = doc["callback"]
+        found = None if target is None else TaskId(target)
+        return Workflow(self, TaskId(doc["id"]), found, is_new=doc["is_new"])
+
+    async def add_members(
+        self,
+        workflow: AnyId,
+        tasks: Sequence[NewTask],
+        *,
+        first: int | None = None,
+        after: Sequence[AnyId] = (),
+        chain: bool = False,
+    ) -> list[TaskId]:
+        """See ``Engine.add_members``, also for Durability and Cancellation.
+
+        Args:
+            workflow: its id.
+            tasks: at most 256 and 3 MiB; each names its ``queue``, none has a key.
+            first: number of the first; None: the next.
+            after: members that each of these waits for.
+            chain: each of these waits for the one before it.
+        """
+        call = workflows.add_members(self.session, workflow, tasks, first, after, chain)
+        return [TaskId(one) for one in (await self.send(call))["ids"]]
+
+    async def enqueue_after(
+        self, task: NewTask, after: Sequence[AnyId], *, on_failure: OnFailure = "run"
+    ) -> TaskId:
+        """See ``Engine.enqueue_after``, also for Durability and Cancellation."""
+        call = workflows.enqueue_after(self.session, task, after, on_failure)
+        return TaskId((await self.send(call))["id"])
+
+    async def seal_workflow(self, workflow: AnyId) -> bool:
+        """See ``Engine.seal_workflow``, also for Durability and Cancellation."""
+        was_open: bool = (await self.send(workflows.change(workflow, "seal")))["was_open"]
+        return was_open
+
+    async def workflow_info(self, workflow: AnyId) -> WorkflowInfo:
+        """See ``Engine.workflow_info``, also for Durability and Cancellation."""
+        return workflows.info_of(await self.send(workflows.read(workflow)))
+
+    async def workflow_graph(self, workflow: AnyId) -> WorkflowGraph:
+        """See ``Engine.workflow_graph``, also for Durability and Cancellation."""
+        return workflows.graph_of(await self.send(workflows.read(workflow, "/graph")))
+
+    async def workflows(
+        self, *, state: str | None = None, limit: int = 50, cursor: str | None = None
+    ) -> WorkflowPage:
+        """See ``Engine.workflows``, also for Durability and Cancellation.
+
+        Args:
+            state: one of the states of a workflow; None for all.
+            limit: workflows at most, 1 to 256.
+            cursor: of the page before; None begins with the newest.
+        """
+        return await read_whole(self, workflows.some(state, limit, cursor), workflows.page_of)
+
+    async def parts(self, id: AnyId, *, failed: bool = False) -> AsyncIterator[Part]:
+        """See ``Engine.parts``, also for Durability and Cancellation."""
+        after = -1
+        while page := await self.parts_page(id, after=after, limit=PARTS_MAX, failed=failed):
+            for part in page:
+                after = part.number
+                yield part
+
+    async def parts_page(
+        self, id: AnyId, *, after: int = -1, limit: int = 256, failed: bool = False
+    ) -> list[Part]:
+        """See ``Engine.parts_page``, also for Durability and Cancellation.
+
+        Args:
+            id: of a workflow, of its callback, or of a member that waits for others.
+            after: the number of the last one of the page before; -1 for the first page.
+            limit: parts at most, 1 to 1,024; fewer where their values are large.
+            failed: only those that have ended and did not complete.
+        """
+        doc = await self.send(workflows.parts(id, after, limit, failed))
+        return [workflows.part_of(one, self.session.codecs) for one in doc["parts"]]
+
+    async def cancel_workflow(self, workflow: AnyId) -> int:
+        """See ``Engine.cancel_workflow``, also for Durability and Cancellation."""
+        count: int = (await self.send(workflows.change(workflow, "cancel")))["cancelled"]
+        return count
+
+    async def redrive_workflow(self, workflow: AnyId) -> int:
+        """See ``Engine.redrive_workflow``, also for Durability and Cancellation."""
+        count: int = (await self.send(workflows.change(workflow, "redrive")))["redriven"]
+        return count
+
+    # -- functions and workers ---------------------------------------------------------
+
+    async def functions(self, queue: str | None = None) -> list[PublishedFunction]:
+        """See ``Engine.functions``, also for Durability and Cancellation."""
+        found: list[PublishedFunction] = []
+        after: str | None = None
+        while True:
+            doc = await self.send(by_name.functions(self.session, queue, after))
+            found += by_name.functions_of(doc)
+            after = doc["next"]
+            if after is None:
+                return found
+
+    async def publish_functions(self, functions: Sequence[PublishedFunction]) -> int:
+        """See ``Engine.publish_functions``, also for Durability and Cancellation."""
+        written = 0
+        for call in by_name.publish(self.session, functions):
+            written += (await self.send(call))["written"]
+        return written
+
+    async def forget_function(self, queue: str, name: str) -> bool:
+        """See ``Engine.forget_function``, also for Durability and Cancellation."""
+        doc = await self.send(by_name.forget_function(self.session, queue, name))
+        forgotten: bool = doc["forgotten"]
+        return forgotten
+
+    async def enqueue_function(
+        self,
+        queue: str,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        tenant: str = "",
+        priority: int | None = None,
+        delay: Duration | None = None,
+        ttl: Duration | None = None,
+        dedup_key: str | bytes | None = None,
+        headers: Mapping[str, Any] | None = None,
+        max_attempts: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        preview: str | None = None,
+        durable: bool | None = None,
+    ) -> Receipt:
+        """See ``Engine.enqueue_function``, also for Durability and Cancellation.
+
+        Args:
+            queue: of the function.
+            name: of the function.
+            arguments: values by parameter name.
+            tenant: whose task; empty for the default tenant.
+            priority: 0 to 9; None takes the function's.
+            delay: seconds until the task may be claimed.
+            ttl: seconds after which it expires; None takes the function's.
+            dedup_key: whoever holds it, its receipt is returned.
+            headers: a mapping with str keys; ``lodeq.task`` is added.
+            max_attempts: 1 to 65,535; None takes the function's.
+            labels: as ``Queue.enqueue``.
+            preview: arguments for people to read; None makes one of ``arguments``.
+            durable: as ``Queue.enqueue``.
+        """
+        options = {
+            "tenant": tenant,
+            "priority": priority,
+            "delay": delay,
+            "ttl": ttl,
+            "dedup_key": dedup_key,
+            "headers": headers,
+            "max_attempts": max_attempts,
+            "labels": labels,
+            "preview": preview,
+            "durable": durable,
+        }
+        call = by_name.enqueue_function(self.session, queue, name, arguments, options)
+        return receipt_of(await self.send(call))
+
+    async def beat(self, report: WorkerReport) -> None:
+        """See ``Engine.beat``, also for Durability and Cancellation."""
+        await self.send(by_name.beat(self.session, report))
+
+    async def workers(self) -> list[WorkerReport]:
+        """See ``Engine.workers``, also for Durability and Cancellation."""
+        return by_name.workers_of(await self.send(by_name.workers(self.session)))
+
     # -- the whole ---------------------------------------------------------------------
 
     async def stats(self) -> EngineStats:
         """See ``Engine.stats``, also for Durability and Cancellation."""
-        return stats_of(await self.send(calls.engine_call("/stats")))
+        return await read_whole(self, calls.engine_call("/stats"), stats_of)
 
     async def queues(self) -> dict[tuple[str, str], QueueStats]:
         """See ``Engine.queues``, also for Durability and Cancellation."""
         found: dict[tuple[str, str], QueueStats] = {}
         after: str | None = None
         while True:
-            doc = await self.send(calls.queues(after))
+            try:
+                doc = await self.send(calls.queues(after))
+            except IncompleteError as error:
+                error.found = found | queues_of(error.found)
+                raise
             found |= queues_of(doc)
             after = doc.get("next")  # an older server returns all at once
             if after is None:

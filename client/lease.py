@@ -5,23 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from ..engine.runtime.clock import SystemClock
 from ..errors import LeaseLostError
+from ..repository.model.arguments import duration_s
 from ..repository.model.values import Codec, Duration, NewTask
 from . import calls
 from .calls import Call, Session
-from .lease_facts import LeaseFacts
-from .records import Granted
+from .documents.records import Granted, when
+from .lease_facts import LeaseFacts, lost_error
 from .waits import give_back
 
+if TYPE_CHECKING:
+    from .cluster.fast_calls import ClusterFastCalls
+    from .fast_calls import FastCalls
+
 __all__ = ["RemoteLease", "Sender"]
+
+_mono = SystemClock.mono
 
 
 class Sender(Protocol):
     """The engine, as far as a lease needs it."""
 
     session: Session
+    fast: FastCalls | ClusterFastCalls | None
 
     async def send(self, call: Call) -> Any:
         """Send one request and return the document of its answer."""
@@ -43,7 +52,20 @@ class RemoteLease(LeaseFacts):
 
     async def heartbeat(self, seconds: Duration | None = None) -> datetime:
         """See ``Lease.heartbeat``, also for Durability and Cancellation."""
-        return self.extend(await self._send(calls.heartbeat(self._granted, seconds)))
+        fast, sent = self._engine.fast, _mono()
+        length_s = None if seconds is None else duration_s(seconds, "seconds")
+        if fast is not None:
+            found = await fast.heartbeat_many([self._granted], length_s)
+            if found is not None:
+                if isinstance(found[0], str):
+                    raise lost_error(self, found[0])
+                return self.extend(found[0], sent, length_s)
+        doc = await self._send(calls.heartbeat(self._granted, seconds))
+        return self.extend(when(doc["deadline"]), sent, length_s)
+
+    async def progress(self, fraction: float | None = None, note: str = "") -> None:
+        """See ``Lease.progress``, also for Durability and Cancellation."""
+        await self._send(calls.progress(self._engine.session, self._granted, fraction, note))
 
     async def complete(
         self,
@@ -61,7 +83,15 @@ class RemoteLease(LeaseFacts):
             keep: False keeps no result.
             durable: True waits for an fsync, whatever the server's mode.
         """
-        session = self._engine.session
+        session, fast = self._engine.session, self._engine.fast
+        if fast is not None and not then and durable is None and type(keep) is bool:
+            try:
+                if await fast.complete(self._granted, result, keep):
+                    self._is_live = False
+                    return
+            except LeaseLostError:
+                self.end()
+                raise
         await self._send(calls.complete(session, self._granted, result, then, keep, durable))
         self.end()
 

@@ -7,24 +7,28 @@ from datetime import datetime
 from typing import Any
 
 from ..engine.records.policy import Policy
+from ..engine.runtime.clock import SystemClock
 from ..engine.runtime.task_id import TaskId
 from ..errors import LeaseLostError, UsageError
 from ..repository.model.values import Codec
-from .records import Granted, decoded, when
+from .documents.records import Granted, decoded
 
-__all__ = ["LeaseFacts", "check_lease", "lost_error"]
+__all__ = ["LeaseFacts", "check_lease", "lost_error", "may_be_live"]
+
+_mono = SystemClock.mono
 
 
 class LeaseFacts:
     """The fields of a lease, and whether it is live: shared by both clients."""
 
-    __slots__ = ("_codec", "_granted", "_is_live", "deadline")
+    __slots__ = ("_codec", "_granted", "_is_live", "_until_mono", "deadline")
 
     def __init__(self, granted: Granted, codec: Codec | None) -> None:
         self._granted = granted
         self._codec = codec
         self._is_live = True
         self.deadline: datetime = granted.deadline
+        self._until_mono = _mono() + granted.lease_s
 
     def __repr__(self) -> str:
         name = type(self).__name__
@@ -58,6 +62,21 @@ class LeaseFacts:
     def headers(self) -> Mapping[str, Any]:
         """The headers given at enqueue; empty if none."""
         return decoded(self._granted.headers, None) or {}
+
+    @property
+    def function(self) -> str:
+        """The function given at enqueue; empty if none."""
+        return self._granted.function
+
+    @property
+    def preview(self) -> str:
+        """The preview of the arguments given at enqueue; empty if none."""
+        return self._granted.preview
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels given at enqueue; empty if none."""
+        return self._granted.labels
 
     @property
     def queue(self) -> str:
@@ -104,9 +123,17 @@ class LeaseFacts:
         """Wall time of the enqueue."""
         return self._granted.enqueued_at
 
-    def extend(self, doc: Mapping[str, Any]) -> datetime:
-        """Take over the deadline that a heartbeat returned."""
-        deadline = when(doc["deadline"])
+    def extend(
+        self, deadline: datetime | None, sent_mono: float, length_s: float | None
+    ) -> datetime:
+        """Take over the deadline that a heartbeat returned.
+
+        Args:
+            deadline: of the server; None: it said none.
+            sent_mono: when the heartbeat was sent: the lease lasts its length from then at least.
+            length_s: seconds that were asked for; None: as it was claimed for.
+        """
+        self._until_mono = sent_mono + (self.lease_s if length_s is None else length_s)
         if deadline is not None:
             self.deadline = deadline
         return self.deadline
@@ -122,3 +149,8 @@ def lost_error(lease: LeaseFacts, detail: str) -> LeaseLostError:
     """Mark the lease as over; the error that a batch returns for it."""
     lease.end()
     return LeaseLostError(detail, task_id=lease.task_id)
+
+
+def may_be_live(lease: LeaseFacts) -> bool:
+    """Whether its length, from when the last good heartbeat was sent, is not over yet."""
+    return _mono() < lease._until_mono

@@ -5,25 +5,29 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
-from ..errors import LodeqError
+from ..errors import IncompleteError, LodeqError
 from ..repository.model.arguments import duration_s, listed
+from ..repository.model.flows.workflows import OnFailure
 from ..repository.model.values import (
     AnyId,
+    Backoff,
     Duration,
     NewTask,
     OnConflict,
     QueueStats,
     Receipt,
+    RedrivePolicy,
     Task,
 )
 from . import calls
 from .calls import FORM, QueueTemplate
+from .documents.records import flat_of, receipt_of, task_of
 from .lease import RemoteLease
 from .leases import RemoteLeaseStream
-from .records import flat_of, receipt_of, task_of
-from .requests import RemoteRequests
+from .requests import RemoteRequests, read_whole
 
 __all__ = ["RemoteQueue"]
 
@@ -79,8 +83,16 @@ class RemoteQueue:
         on_conflict: OnConflict = "return",
         headers: Mapping[str, Any] | None = None,
         max_attempts: int | None = None,
+        retry: Backoff | None = None,
+        retention: Duration | None = None,
+        dead_retention: Duration | None = None,
         shard_key: str | bytes | None = None,
+        labels: Mapping[str, str] | None = None,
+        function: str | None = None,
+        preview: str | None = None,
         durable: bool | None = None,
+        after: Sequence[AnyId] = (),
+        on_failure: OnFailure = "run",
     ) -> Receipt:
         """See ``Queue.enqueue``, also for Durability and Cancellation.
 
@@ -95,9 +107,43 @@ class RemoteQueue:
             on_conflict: ``return`` the holder's receipt, ``raise``, or ``replace`` the holder.
             headers: at most ``Limits.headers_bytes_max`` as msgpack.
             max_attempts: 1 to 65,535; None: the queue's.
+            retry: how long it waits after a run that failed; None: the queue's.
+            retention: seconds that its result is kept; None: the queue's.
+            dead_retention: seconds that it is kept as a dead letter; None: the queue's.
             shard_key: 1 to 4,096 bytes; tasks of one key lie on one shard.
+            labels: at most 8, each 64 bytes as ``key=value``.
+            function: name of what the task calls, at most 256 bytes.
+            preview: its arguments for people to read, cut to 256 bytes.
             durable: True waits for an fsync, whatever the server's mode.
+            after: ids of at most 255 tasks that it waits for.
+            on_failure: what follows when one of ``after`` did not complete.
         """
+        fast = self._engine.fast
+        if (
+            fast is not None
+            and priority == 5
+            and delay is None
+            and run_at is None
+            and ttl is None
+            and dedup_key is None
+            and dedup_window is None
+            and headers is None
+            and max_attempts is None
+            and retry is None
+            and retention is None
+            and dead_retention is None
+            and shard_key is None
+            and labels is None
+            and function is None
+            and preview is None
+            and durable is None
+            and on_conflict == "return"
+            and not after
+            and on_failure == "run"
+        ):
+            receipt = await fast.enqueue(self._template, payload)
+            if receipt is not None:
+                return receipt
         task = NewTask(
             payload,
             None,
@@ -112,6 +158,14 @@ class RemoteQueue:
             headers,
             max_attempts,
             shard_key,
+            retry=retry,
+            retention=retention,
+            dead_retention=dead_retention,
+            labels=labels,
+            function=function,
+            preview=preview,
+            after=after,
+            on_failure=on_failure,
         )
         doc = await self._engine.send(
             calls.enqueue(self._engine.session, self._template, task, durable)
@@ -189,8 +243,8 @@ class RemoteQueue:
 
     async def stats(self) -> QueueStats:
         """See ``Queue.stats``, also for Durability and Cancellation."""
-        doc = await self._engine.send(calls.queue_call(self._template, "stats"))
-        return flat_of(QueueStats, doc)
+        call = calls.queue_call(self._template, "stats")
+        return await read_whole(self._engine, call, partial(flat_of, QueueStats))
 
     async def list(self, state: str, *, limit: int = 100, after: Task | None = None) -> Tasks:
         """See ``Queue.list``, also for Durability and Cancellation."""
@@ -198,7 +252,12 @@ class RemoteQueue:
         found: Tasks = []
         while True:
             query = calls.list_query(state, limit - len(found) if found else limit, after)
-            doc = await self._engine.send(calls.queue_call(self._template, "tasks", **query))
+            try:
+                doc = await self._engine.send(calls.queue_call(self._template, "tasks", **query))
+            except IncompleteError as error:
+                rest = error.found["tasks"]
+                error.found = found + [task_of(FORM, one, codecs) for one in rest]
+                raise
             found += [task_of(FORM, one, codecs) for one in doc["tasks"]]
             if not doc["more"]:
                 return found
@@ -214,13 +273,15 @@ class RemoteQueue:
 
     # -- operating ---------------------------------------------------------------------
 
-    async def redrive(self, ids: Sequence[AnyId] | None = None) -> int:
+    async def redrive(
+        self, ids: Sequence[AnyId] | None = None, *, policy: RedrivePolicy = "stored"
+    ) -> int:
         """See ``Queue.redrive``, also for Durability and Cancellation."""
         redriven = 0
         problem: LodeqError | None = None
-        for call in calls.redrive(self._engine.session, self._template, ids):
+        for call in calls.redrive(self._engine.session, self._template, ids, policy):
             try:
-                redriven += (await self._engine.send(call))["redriven"]
+                redriven += await read_whole(self._engine, call, itemgetter("redriven"))
             except calls.REDRIVE_ERRORS as error:
                 problem = problem or error
         if problem is not None:
@@ -231,13 +292,22 @@ class RemoteQueue:
         """See ``Queue.pause``, also for Durability and Cancellation."""
         await self._do("pause", {})
 
-    async def resume(self) -> None:
+    async def resume(self) -> bool:
         """See ``Queue.resume``, also for Durability and Cancellation."""
-        await self._do("resume", {})
+        is_resumed: bool = (await self._do("resume", {}))["resumed"]
+        return is_resumed
+
+    async def cancel_all(self, *, leased: bool = True) -> int:
+        """See ``Queue.cancel_all``, also for Durability and Cancellation."""
+        call = calls.cancel_all(self._engine.session, self._template, leased)
+        cancelled: int = await read_whole(self._engine, call, itemgetter("cancelled"))
+        return cancelled
 
     async def purge(self, state: str | None = None) -> int:
         """See ``Queue.purge``, also for Durability and Cancellation."""
-        purged: int = (await self._do("purge", {} if state is None else {"state": state}))["purged"]
+        doc = {} if state is None else {"state": state}
+        call = calls.queue_call(self._template, "purge", doc)
+        purged: int = await read_whole(self._engine, call, itemgetter("purged"))
         return purged
 
     async def _do(self, verb: str, doc: Any) -> Any:

@@ -2,39 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..engine.runtime.clock import SystemClock
-from ..errors import LeaseLostError, LodeqError
-from ..repository.model.arguments import duration_s
+from ..errors import IncompleteError, LeaseLostError, LodeqError, NotLeaderError
+from ..repository.model.arguments import check_limit, check_worker, duration_s, length_s
 from ..repository.model.values import Duration, NewTask, Receipt
 from . import calls
 from .calls import FORM, Call, QueueTemplate, Session
+from .documents.records import Granted, receipt_of, when
 from .lease import RemoteLease
-from .lease_facts import LeaseFacts, check_lease, lost_error
-from .records import Granted, receipt_of
+from .lease_facts import LeaseFacts, check_lease, lost_error, may_be_live
 from .waits import PendingClaims
 
 if TYPE_CHECKING:
-    from .link import Link
+    from .cluster.fast_calls import ClusterFastCalls
+    from .cluster.transport import ClusterTransport
+    from .fast_calls import FastCalls
+    from .transport.transport import Transport
 
-__all__ = ["RemoteRequests"]
+__all__ = ["RemoteRequests", "read_whole"]
 
+T = TypeVar("T")
 _mono = SystemClock.mono
+
+
+_NO_LEADER: Final = "no leader of its shard was found before the lease was over; drop the task"
+
+
+async def read_whole(engine: RemoteRequests, call: Call, read: Callable[[Any], T]) -> T:
+    """Send a call over whole queues, and read its answer.
+
+    Raises:
+        IncompleteError: of a cluster; what the other shards have answered is read, too.
+    """
+    try:
+        return read(await engine.send(call))
+    except IncompleteError as error:
+        error.found = read(error.found)
+        raise
 
 
 class RemoteRequests:
     """One client's connections, the session it has with its server, and what is sent in parts."""
 
-    def __init__(self, link: Link, session: Session) -> None:
-        self._link = link
+    def __init__(self, transport: Transport | ClusterTransport, session: Session) -> None:
+        self._transport = transport
         self.session = session
+        self.fast: FastCalls | ClusterFastCalls | None = transport.fast_calls(session)
         self._claims = PendingClaims(self.send, session)
 
     async def send(self, call: Call) -> Any:
         """Send one request of ``calls`` and return the document of its answer."""
-        return await self._link.send(call)
+        return await self._transport.send(call)
 
     async def enqueue_tasks(
         self,
@@ -55,13 +77,23 @@ class RemoteRequests:
             LodeqError: its ``receipts`` are those of the requests before it, None for the others.
         """
         receipts: list[Receipt | None] = []
+        fast = self.fast
         try:
+            if fast is not None and template is not None and durable is None and not is_atomic:
+                try:
+                    found = await fast.enqueue_many(template, tasks)
+                except LodeqError as error:
+                    receipts += error.receipts
+                    raise
+                if found is not None:
+                    return found
             for call, n in calls.enqueue_many(
                 self.session, template, tasks, durable, is_atomic=is_atomic
             ):
                 try:
                     doc = await self.send(call)
                 except LodeqError as error:
+                    calls.place(error, len(receipts))
                     receipts += error.receipts or [None] * n
                     raise
                 receipts += map(receipt_of, doc["receipts"])
@@ -90,9 +122,18 @@ class RemoteRequests:
             worker: who claims, in at most 256 bytes.
             skip_tenants: tenants that are passed over.
         """
-        left_s = duration_s(wait, "wait")
+        left_s = 0.0 if wait == 0 else duration_s(wait, "wait")
         give_up = _mono() + left_s
+        codecs = self.session.codecs
+        fast = self.fast
         while True:
+            if fast is not None and len(queues) == 1 and not skip_tenants:
+                granted = await self._claim_fast(fast, queues[0], limit, lease, left_s, worker)
+                if granted is not None:
+                    left_s = give_up - _mono()
+                    if granted or left_s <= 0:
+                        return [RemoteLease(self, one, codecs.get(one.queue)) for one in granted]
+                    continue
             claim_id = self._claims.draw_id()
             call = calls.claim(
                 self.session,
@@ -108,9 +149,29 @@ class RemoteRequests:
             left_s = give_up - _mono()
             if doc["leases"] or left_s <= 0:
                 break
-        codecs = self.session.codecs
         granted = [Granted.of(FORM, one) for one in doc["leases"]]
         return [RemoteLease(self, one, codecs.get(one.queue)) for one in granted]
+
+    async def _claim_fast(
+        self,
+        fast: FastCalls | ClusterFastCalls,
+        queue: str | QueueTemplate,
+        limit: int,
+        lease: Duration | None,
+        wait_s: float,
+        worker: str,
+    ) -> list[Granted] | None:
+        """One poll the short way; None: go the general way."""
+        if not isinstance(queue, QueueTemplate):
+            return None
+        session = self.session
+        check_limit(limit)
+        if worker:
+            worker = check_worker(worker).decode()
+        lease_s = queue.lease_s if lease is None else length_s(lease)
+        poll_s = min(wait_s, session.wait_s_max)
+        most = min(limit, session.batch_max)
+        return await self._claims.send_fast(fast, queue, most, lease_s, poll_s, worker)
 
     async def complete_many(
         self, pairs: Sequence[tuple[LeaseFacts, Any]], *, durable: bool | None = None
@@ -120,6 +181,14 @@ class RemoteRequests:
             check_lease(lease)
         given = [(lease.granted, result) for lease, result in pairs]
         out: list[LeaseLostError | None] = []
+        if self.fast is not None and durable is None and pairs:
+            details = await self.fast.complete_many(given)
+            if details is not None:
+                for i, (lease, _) in enumerate(pairs):
+                    detail = details.get(i)
+                    out.append(None if detail is None else lost_error(lease, detail))
+                    lease.end()
+                return out
         for call, n in calls.complete_many(self.session, given, durable):
             lost = (await self.send(call))["lost"]
             for i, (lease, _) in enumerate(pairs[len(out) : len(out) + n]):
@@ -136,13 +205,32 @@ class RemoteRequests:
             check_lease(lease)
         given = [lease.granted for lease in leases]
         out: list[LeaseLostError | None] = []
+        wanted_s = None if seconds is None else duration_s(seconds, "seconds")
+        if self.fast is not None and given:
+            found, sent = None, _mono()
+            with suppress(NotLeaderError):  # of some: HTTP says of which
+                found = await self.fast.heartbeat_many(given, wanted_s)
+            if found is not None:
+                for lease, one in zip(leases, found, strict=True):
+                    if isinstance(one, str):
+                        out.append(lost_error(lease, one))
+                    else:
+                        lease.extend(one, sent, wanted_s)
+                        out.append(None)
+                return out
         for call in calls.heartbeat_many(self.session, given, seconds):
+            sent = _mono()
             doc = await self.send(call)
+            unknown = doc.get("unknown", ())  # of a cluster
             for i, deadline in enumerate(doc["deadlines"]):
                 lease = leases[len(out)]
-                if deadline is None:
+                if i in unknown and may_be_live(lease):
+                    out.append(None)  # its shard has no leader now, and no other worker has it yet
+                elif i in unknown:
+                    out.append(lost_error(lease, _NO_LEADER))
+                elif deadline is None:
                     out.append(lost_error(lease, doc["lost"][str(i)]))
                 else:
-                    lease.extend({"deadline": deadline})
+                    lease.extend(when(deadline), sent, wanted_s)
                     out.append(None)
         return out

@@ -6,7 +6,7 @@ Taking back claims whose answers nobody reads, giving leases back, and work in a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from anyio import CancelScope, create_task_group, move_on_after
 from anyio.to_thread import run_sync
@@ -14,7 +14,12 @@ from anyio.to_thread import run_sync
 from ..engine.runtime.ids import SystemRng
 from ..errors import ClosedError, LodeqError, UnreachableError
 from . import calls
-from .calls import CLOSED, Call, Session
+from .calls import CLOSED, Call, QueueTemplate, Session
+
+if TYPE_CHECKING:
+    from .cluster.fast_calls import ClusterFastCalls
+    from .documents.records import Granted
+    from .fast_calls import FastCalls
 
 __all__ = ["PendingClaims", "Releasable", "give_back", "in_thread"]
 
@@ -66,6 +71,49 @@ class PendingClaims:
             raise ClosedError(CLOSED)
         return doc
 
+    async def send_fast(
+        self,
+        fast: FastCalls | ClusterFastCalls,
+        template: QueueTemplate,
+        limit: int,
+        lease_s: float,
+        wait_s: float,
+        worker: str,
+    ) -> list[Granted] | None:
+        """Send a claim the short way; see ``FastCalls.claim`` and ``send``.
+
+        Args:
+            fast: the short way.
+            template: the queue.
+            limit: 1 to 4,096.
+            lease_s: seconds.
+            wait_s: seconds that this poll may wait.
+            worker: at most 256 bytes, checked.
+        """
+        if self._is_closing:
+            raise ClosedError(CLOSED)
+        ids: list[bytes] = []  # in a cluster one for each node that is asked
+
+        def begun(id: bytes) -> None:
+            ids.append(id)
+            self._ids.add(id)
+
+        try:
+            found = await fast.claim(template, limit, lease_s, wait_s, worker, begun)
+        except LodeqError as error:
+            if isinstance(error, UnreachableError):
+                await self._cancel(ids)
+            raise
+        except BaseException:
+            await self._cancel(ids)
+            raise
+        finally:
+            is_taken_back = not self._ids.issuperset(ids)
+            self._ids.difference_update(ids)
+        if is_taken_back:
+            raise ClosedError(CLOSED)
+        return found
+
     async def close(self) -> None:
         """Refuse further claims and take back those that are not answered yet."""
         self._is_closing = True
@@ -75,7 +123,7 @@ class PendingClaims:
 
     async def _cancel(self, claim_ids: Collection[bytes]) -> None:
         """Take back several in the time of one: a server that hangs is waited for once."""
-        if not self._session.takes_claim_ids:
+        if not self._session.takes_claim_ids or not claim_ids:
             return
         left = iter(claim_ids)
 

@@ -14,7 +14,8 @@ class SyncRemoteEngine(SyncRemoteCalls):
     """A ``RemoteEngine`` that blocks, for any number of threads: ``lodeq.sync.connect(url)``."""
 
     def __repr__(self) -> str:
-        return f"<SyncRemoteEngine {self._link.target.url} shards={self.shards} {self.durability}>"
+        url = self._transport.target.url
+        return f"<SyncRemoteEngine {url} shards={self.shards} {self.durability}>"
 
     def close(self) -> None:
         """Close the connections. The server and its engine go on; so do leases, until they end.
@@ -27,7 +28,7 @@ class SyncRemoteEngine(SyncRemoteCalls):
         try:
             self._claims.close()
         finally:
-            self._link.close()
+            self._transport.close()
 
     def __enter__(self) -> Self:
         return self

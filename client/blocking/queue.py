@@ -6,25 +6,29 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
-from ...errors import LodeqError
+from ...errors import IncompleteError, LodeqError
 from ...repository.model.arguments import duration_s, listed
+from ...repository.model.flows.workflows import OnFailure
 from ...repository.model.values import (
     AnyId,
+    Backoff,
     Duration,
     NewTask,
     OnConflict,
     QueueStats,
     Receipt,
+    RedrivePolicy,
     Task,
 )
 from .. import calls
 from ..calls import FORM, QueueTemplate
-from ..records import flat_of, receipt_of, task_of
+from ..documents.records import flat_of, receipt_of, task_of
 from .lease import SyncRemoteLease
 from .leases import SyncRemoteLeaseStream
-from .requests import SyncRemoteRequests
+from .requests import SyncRemoteRequests, read_whole
 
 __all__ = ["SyncRemoteQueue"]
 
@@ -80,8 +84,16 @@ class SyncRemoteQueue:
         on_conflict: OnConflict = "return",
         headers: Mapping[str, Any] | None = None,
         max_attempts: int | None = None,
+        retry: Backoff | None = None,
+        retention: Duration | None = None,
+        dead_retention: Duration | None = None,
         shard_key: str | bytes | None = None,
+        labels: Mapping[str, str] | None = None,
+        function: str | None = None,
+        preview: str | None = None,
         durable: bool | None = None,
+        after: Sequence[AnyId] = (),
+        on_failure: OnFailure = "run",
     ) -> Receipt:
         """See ``Queue.enqueue``, also for Durability and Cancellation.
 
@@ -96,9 +108,43 @@ class SyncRemoteQueue:
             on_conflict: ``return`` the holder's receipt, ``raise``, or ``replace`` the holder.
             headers: at most ``Limits.headers_bytes_max`` as msgpack.
             max_attempts: 1 to 65,535; None: the queue's.
+            retry: how long it waits after a run that failed; None: the queue's.
+            retention: seconds that its result is kept; None: the queue's.
+            dead_retention: seconds that it is kept as a dead letter; None: the queue's.
             shard_key: 1 to 4,096 bytes; tasks of one key lie on one shard.
+            labels: at most 8, each 64 bytes as ``key=value``.
+            function: name of what the task calls, at most 256 bytes.
+            preview: its arguments for people to read, cut to 256 bytes.
             durable: True waits for an fsync, whatever the server's mode.
+            after: ids of at most 255 tasks that it waits for.
+            on_failure: what follows when one of ``after`` did not complete.
         """
+        fast = self._engine.fast
+        if (
+            fast is not None
+            and priority == 5
+            and delay is None
+            and run_at is None
+            and ttl is None
+            and dedup_key is None
+            and dedup_window is None
+            and headers is None
+            and max_attempts is None
+            and retry is None
+            and retention is None
+            and dead_retention is None
+            and shard_key is None
+            and labels is None
+            and function is None
+            and preview is None
+            and durable is None
+            and on_conflict == "return"
+            and not after
+            and on_failure == "run"
+        ):
+            receipt = fast.enqueue(self._template, payload)
+            if receipt is not None:
+                return receipt
         task = NewTask(
             payload,
             None,
@@ -113,6 +159,14 @@ class SyncRemoteQueue:
             headers,
             max_attempts,
             shard_key,
+            retry=retry,
+            retention=retention,
+            dead_retention=dead_retention,
+            labels=labels,
+            function=function,
+            preview=preview,
+            after=after,
+            on_failure=on_failure,
         )
         doc = self._engine.send(calls.enqueue(self._engine.session, self._template, task, durable))
         return receipt_of(doc["receipts"][0])
@@ -188,8 +242,8 @@ class SyncRemoteQueue:
 
     def stats(self) -> QueueStats:
         """See ``Queue.stats``, also for Durability and Cancellation."""
-        doc = self._engine.send(calls.queue_call(self._template, "stats"))
-        return flat_of(QueueStats, doc)
+        call = calls.queue_call(self._template, "stats")
+        return read_whole(self._engine, call, partial(flat_of, QueueStats))
 
     def list(self, state: str, *, limit: int = 100, after: Task | None = None) -> Tasks:
         """See ``Queue.list``, also for Durability and Cancellation."""
@@ -197,7 +251,12 @@ class SyncRemoteQueue:
         found: Tasks = []
         while True:
             query = calls.list_query(state, limit - len(found) if found else limit, after)
-            doc = self._engine.send(calls.queue_call(self._template, "tasks", **query))
+            try:
+                doc = self._engine.send(calls.queue_call(self._template, "tasks", **query))
+            except IncompleteError as error:
+                rest = error.found["tasks"]
+                error.found = found + [task_of(FORM, one, codecs) for one in rest]
+                raise
             found += [task_of(FORM, one, codecs) for one in doc["tasks"]]
             if not doc["more"]:
                 return found
@@ -213,13 +272,15 @@ class SyncRemoteQueue:
 
     # -- operating ---------------------------------------------------------------------
 
-    def redrive(self, ids: Sequence[AnyId] | None = None) -> int:
+    def redrive(
+        self, ids: Sequence[AnyId] | None = None, *, policy: RedrivePolicy = "stored"
+    ) -> int:
         """See ``Queue.redrive``, also for Durability and Cancellation."""
         redriven = 0
         problem: LodeqError | None = None
-        for call in calls.redrive(self._engine.session, self._template, ids):
+        for call in calls.redrive(self._engine.session, self._template, ids, policy):
             try:
-                redriven += (self._engine.send(call))["redriven"]
+                redriven += read_whole(self._engine, call, itemgetter("redriven"))
             except calls.REDRIVE_ERRORS as error:
                 problem = problem or error
         if problem is not None:
@@ -230,13 +291,22 @@ class SyncRemoteQueue:
         """See ``Queue.pause``, also for Durability and Cancellation."""
         self._do("pause", {})
 
-    def resume(self) -> None:
+    def resume(self) -> bool:
         """See ``Queue.resume``, also for Durability and Cancellation."""
-        self._do("resume", {})
+        is_resumed: bool = (self._do("resume", {}))["resumed"]
+        return is_resumed
+
+    def cancel_all(self, *, leased: bool = True) -> int:
+        """See ``Queue.cancel_all``, also for Durability and Cancellation."""
+        call = calls.cancel_all(self._engine.session, self._template, leased)
+        cancelled: int = read_whole(self._engine, call, itemgetter("cancelled"))
+        return cancelled
 
     def purge(self, state: str | None = None) -> int:
         """See ``Queue.purge``, also for Durability and Cancellation."""
-        purged: int = (self._do("purge", {} if state is None else {"state": state}))["purged"]
+        doc = {} if state is None else {"state": state}
+        call = calls.queue_call(self._template, "purge", doc)
+        purged: int = read_whole(self._engine, call, itemgetter("purged"))
         return purged
 
     def _do(self, verb: str, doc: Any) -> Any:

@@ -3,39 +3,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ...engine.runtime.clock import SystemClock
-from ...errors import LeaseLostError, LodeqError
-from ...repository.model.arguments import duration_s
+from ...errors import IncompleteError, LeaseLostError, LodeqError, NotLeaderError
+from ...repository.model.arguments import check_limit, check_worker, duration_s, length_s
 from ...repository.model.values import Duration, NewTask, Receipt
 from .. import calls
 from ..calls import FORM, Call, QueueTemplate, Session
-from ..lease_facts import LeaseFacts, check_lease, lost_error
-from ..records import Granted, receipt_of
+from ..documents.records import Granted, receipt_of, when
+from ..lease_facts import LeaseFacts, check_lease, lost_error, may_be_live
 from .lease import SyncRemoteLease
 from .waits import PendingClaims
 
 if TYPE_CHECKING:
-    from ..link import SyncLink
+    from ..transport.transport import SyncTransport
+    from .cluster.fast_calls import SyncClusterFastCalls
+    from .cluster.transport import SyncClusterTransport
+    from .fast_calls import SyncFastCalls
 
-__all__ = ["SyncRemoteRequests"]
+__all__ = ["SyncRemoteRequests", "read_whole"]
 
+T = TypeVar("T")
 _mono = SystemClock.mono
+
+
+_NO_LEADER: Final = "no leader of its shard was found before the lease was over; drop the task"
+
+
+def read_whole(engine: SyncRemoteRequests, call: Call, read: Callable[[Any], T]) -> T:
+    """Send a call over whole queues, and read its answer.
+
+    Raises:
+        IncompleteError: of a cluster; what the other shards have answered is read, too.
+    """
+    try:
+        return read(engine.send(call))
+    except IncompleteError as error:
+        error.found = read(error.found)
+        raise
 
 
 class SyncRemoteRequests:
     """One client's connections, the session it has with its server, and what is sent in parts."""
 
-    def __init__(self, link: SyncLink, session: Session) -> None:
-        self._link = link
+    def __init__(self, transport: SyncTransport | SyncClusterTransport, session: Session) -> None:
+        self._transport = transport
         self.session = session
+        self.fast: SyncFastCalls | SyncClusterFastCalls | None = transport.fast_calls(session)
         self._claims = PendingClaims(self.send, session)
 
     def send(self, call: Call) -> Any:
         """Send one request of ``calls`` and return the document of its answer."""
-        return self._link.send(call)
+        return self._transport.send(call)
 
     def enqueue_tasks(
         self,
@@ -56,13 +78,23 @@ class SyncRemoteRequests:
             LodeqError: its ``receipts`` are those of the requests before it, None for the others.
         """
         receipts: list[Receipt | None] = []
+        fast = self.fast
         try:
+            if fast is not None and template is not None and durable is None and not is_atomic:
+                try:
+                    found = fast.enqueue_many(template, tasks)
+                except LodeqError as error:
+                    receipts += error.receipts
+                    raise
+                if found is not None:
+                    return found
             for call, n in calls.enqueue_many(
                 self.session, template, tasks, durable, is_atomic=is_atomic
             ):
                 try:
                     doc = self.send(call)
                 except LodeqError as error:
+                    calls.place(error, len(receipts))
                     receipts += error.receipts or [None] * n
                     raise
                 receipts += map(receipt_of, doc["receipts"])
@@ -91,9 +123,20 @@ class SyncRemoteRequests:
             worker: who claims, in at most 256 bytes.
             skip_tenants: tenants that are passed over.
         """
-        left_s = duration_s(wait, "wait")
+        left_s = 0.0 if wait == 0 else duration_s(wait, "wait")
         give_up = _mono() + left_s
+        codecs = self.session.codecs
+        fast = self.fast
         while True:
+            if fast is not None and len(queues) == 1 and not skip_tenants:
+                granted = self._claim_fast(fast, queues[0], limit, lease, left_s, worker)
+                if granted is not None:
+                    left_s = give_up - _mono()
+                    if granted or left_s <= 0:
+                        return [
+                            SyncRemoteLease(self, one, codecs.get(one.queue)) for one in granted
+                        ]
+                    continue
             claim_id = self._claims.draw_id()
             call = calls.claim(
                 self.session,
@@ -109,9 +152,29 @@ class SyncRemoteRequests:
             left_s = give_up - _mono()
             if doc["leases"] or left_s <= 0:
                 break
-        codecs = self.session.codecs
         granted = [Granted.of(FORM, one) for one in doc["leases"]]
         return [SyncRemoteLease(self, one, codecs.get(one.queue)) for one in granted]
+
+    def _claim_fast(
+        self,
+        fast: SyncFastCalls | SyncClusterFastCalls,
+        queue: str | QueueTemplate,
+        limit: int,
+        lease: Duration | None,
+        wait_s: float,
+        worker: str,
+    ) -> list[Granted] | None:
+        """One poll the short way; None: go the general way."""
+        if not isinstance(queue, QueueTemplate):
+            return None
+        session = self.session
+        check_limit(limit)
+        if worker:
+            worker = check_worker(worker).decode()
+        lease_s = queue.lease_s if lease is None else length_s(lease)
+        poll_s = min(wait_s, session.wait_s_max)
+        most = min(limit, session.batch_max)
+        return self._claims.send_fast(fast, queue, most, lease_s, poll_s, worker)
 
     def complete_many(
         self, pairs: Sequence[tuple[LeaseFacts, Any]], *, durable: bool | None = None
@@ -121,6 +184,14 @@ class SyncRemoteRequests:
             check_lease(lease)
         given = [(lease.granted, result) for lease, result in pairs]
         out: list[LeaseLostError | None] = []
+        if self.fast is not None and durable is None and pairs:
+            details = self.fast.complete_many(given)
+            if details is not None:
+                for i, (lease, _) in enumerate(pairs):
+                    detail = details.get(i)
+                    out.append(None if detail is None else lost_error(lease, detail))
+                    lease.end()
+                return out
         for call, n in calls.complete_many(self.session, given, durable):
             lost = (self.send(call))["lost"]
             for i, (lease, _) in enumerate(pairs[len(out) : len(out) + n]):
@@ -137,13 +208,32 @@ class SyncRemoteRequests:
             check_lease(lease)
         given = [lease.granted for lease in leases]
         out: list[LeaseLostError | None] = []
+        wanted_s = None if seconds is None else duration_s(seconds, "seconds")
+        if self.fast is not None and given:
+            found, sent = None, _mono()
+            with suppress(NotLeaderError):  # of some: HTTP says of which
+                found = self.fast.heartbeat_many(given, wanted_s)
+            if found is not None:
+                for lease, one in zip(leases, found, strict=True):
+                    if isinstance(one, str):
+                        out.append(lost_error(lease, one))
+                    else:
+                        lease.extend(one, sent, wanted_s)
+                        out.append(None)
+                return out
         for call in calls.heartbeat_many(self.session, given, seconds):
+            sent = _mono()
             doc = self.send(call)
+            unknown = doc.get("unknown", ())  # of a cluster
             for i, deadline in enumerate(doc["deadlines"]):
                 lease = leases[len(out)]
-                if deadline is None:
+                if i in unknown and may_be_live(lease):
+                    out.append(None)  # its shard has no leader now, and no other worker has it yet
+                elif i in unknown:
+                    out.append(lost_error(lease, _NO_LEADER))
+                elif deadline is None:
                     out.append(lost_error(lease, doc["lost"][str(i)]))
                 else:
-                    lease.extend({"deadline": deadline})
+                    lease.extend(when(deadline), sent, wanted_s)
                     out.append(None)
         return out

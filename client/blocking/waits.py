@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ...engine.runtime.ids import SystemRng
 from ...errors import ClosedError, LodeqError, UnreachableError
 from .. import calls
-from ..calls import CLOSED, Call, Session
+from ..calls import CLOSED, Call, QueueTemplate, Session
+
+if TYPE_CHECKING:
+    from ..documents.records import Granted
+    from .cluster.fast_calls import SyncClusterFastCalls
+    from .fast_calls import SyncFastCalls
 
 __all__ = ["PendingClaims", "Releasable", "give_back", "in_thread"]
 
@@ -62,6 +67,51 @@ class PendingClaims:
             raise ClosedError(CLOSED)
         return doc
 
+    def send_fast(
+        self,
+        fast: SyncFastCalls | SyncClusterFastCalls,
+        template: QueueTemplate,
+        limit: int,
+        lease_s: float,
+        wait_s: float,
+        worker: str,
+    ) -> list[Granted] | None:
+        """Send a claim the short way; see ``SyncFastCalls.claim`` and ``send``.
+
+        Args:
+            fast: the short way.
+            template: the queue.
+            limit: 1 to 4,096.
+            lease_s: seconds.
+            wait_s: seconds that this poll may wait.
+            worker: at most 256 bytes, checked.
+        """
+        ids: list[bytes] = []  # in a cluster one for each node that is asked
+
+        def begun(id: bytes) -> None:
+            with self._lock:
+                self._ids.add(id)
+            ids.append(id)
+
+        if self._is_closing:
+            raise ClosedError(CLOSED)
+        try:
+            found = fast.claim(template, limit, lease_s, wait_s, worker, begun)
+        except LodeqError as error:
+            if isinstance(error, UnreachableError):
+                self._cancel_all(ids)
+            raise
+        except BaseException:  # an interrupt
+            self._cancel_all(ids)
+            raise
+        finally:
+            with self._lock:
+                is_taken_back = not self._ids.issuperset(ids)
+                self._ids.difference_update(ids)
+        if is_taken_back:  # while the answer was on its way: the leases are the server's again
+            raise ClosedError(CLOSED)
+        return found
+
     def close(self) -> None:
         """Refuse further claims and take back those that are not answered yet."""
         with self._lock:
@@ -69,6 +119,9 @@ class PendingClaims:
             claim_ids: set[bytes] = set()
             if self._session.takes_claim_ids:
                 claim_ids, self._ids = self._ids, claim_ids
+        self._cancel_all(claim_ids)
+
+    def _cancel_all(self, claim_ids: Iterable[bytes]) -> None:
         for claim_id in claim_ids:
             if not self._cancel(claim_id):
                 return  # a server that hangs is waited for once

@@ -1,4 +1,7 @@
-"""Connections to a server, async and blocking. The only module that imports httpx.
+"""The connections of a client to its server, async and blocking. The only module with httpx.
+
+A client speaks the binary protocol of docs/link.md (``framed``) where its server does, and HTTP
+where it does not, for what fits no frame, and over a transport that it is given.
 
 A repeatable call whose answer is lost is sent once more. Any other lost write raises
 ``CommitUnknownError``, since it may have happened; a lost read raises ``UnreachableError``.
@@ -6,14 +9,17 @@ A repeatable call whose answer is lost is sent once more. Any other lost write r
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
+from math import inf
 from ssl import SSLContext
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from anyio import CancelScope
 
-from ..errors import (
+from ...errors import (
     ClosedError,
     CommitUnknownError,
     InvariantError,
@@ -21,15 +27,22 @@ from ..errors import (
     UnreachableError,
     UsageError,
 )
-from .calls import CLOSED, FORM, Call
-from .problems import error_of
+from ..blocking.fast_calls import SyncFastCalls
+from ..calls import CLOSED, FORM, Call, Session
+from ..documents.problems import error_of
+from ..fast_calls import FastCalls
+from .blocking_link import SyncFramedLink
+from .entries import NotSpokenError, TooLargeError
+from .framed_link import FramedLink
+from .shared_link import SharedLink
+from .target import FramedTarget, GivenUp
 
 try:
     import httpx
 except ImportError as exc:
     raise UsageError('a client needs an extra: pip install "lodeq[http]"') from exc
 
-__all__ = ["Link", "SyncLink", "Target"]
+__all__ = ["SyncTransport", "Target", "Transport"]
 
 _IDLE_MAX: Final = 32
 _KEPT_ALIVE_S: Final = 30.0  # shorter than the server keeps them: no request meets a closing one
@@ -40,7 +53,9 @@ _NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeou
 class Target:
     """A server's address and token, and the requests made for it."""
 
-    def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
+    def __init__(
+        self, url: str, token: str | None, timeout_s: float, *, connect_s: float = inf
+    ) -> None:
         if not isinstance(url, str):
             raise UsageError(f"an address is a str, not {type(url).__name__}")
         self.uds: str | None = None
@@ -50,17 +65,29 @@ class Target:
             if not self.uds or "\0" in self.uds:
                 raise UsageError(f"{url!r} names no socket: unix:///run/lodeq.sock")
             self.base = "http://lodeq/v1"
+            self._address: str | tuple[str, int] | None = self.uds
         else:
-            self.base = _base(url)
+            is_tcp = url[:6].lower() == "tcp://"  # the link, or HTTP without TLS
+            self.base = _base(f"http://{url[6:]}" if is_tcp else url)
+            self._address = _host_and_port(url) if is_tcp else None
         self._tls: SSLContext | None = None
         self.url = url
         self.timeout_s = timeout_s
+        self.connect_s = connect_s  # over the link, hello included
         self.headers = {"accept": FORM.content_type, "user-agent": "lodeq"}
         if token is not None:
             is_text = isinstance(token, str) and token.isascii() and token.isprintable()
             if not is_text or not token:
                 raise UsageError("the token must be printable ASCII")
             self.headers["authorization"] = f"Bearer {token}"
+        self._token = token
+
+    @property
+    def framed(self) -> FramedTarget | None:
+        """The same server for the binary protocol; None where only HTTP can reach it."""
+        if self._address is None:
+            return None
+        return FramedTarget(self.url, self._address, self._token, self.timeout_s, self.connect_s)
 
     def transport_options(self) -> dict[str, Any]:
         """Options of an httpx transport, async or blocking."""
@@ -114,8 +141,15 @@ def _base(url: str) -> str:
     except (ValueError, httpx.InvalidURL) as exc:
         raise UsageError(f"{url!r} is no address: {exc}") from exc
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-        raise UsageError(f"{url!r} is neither unix://FILE nor http://HOST:PORT")
+        raise UsageError(f"{url!r} is none of unix://FILE, tcp://HOST:PORT and http://HOST:PORT")
     return base
+
+
+def _host_and_port(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    if parts.port is None or parts.path.strip("/"):
+        raise UsageError(f"{url!r} is not tcp://HOST:PORT")
+    return parts.hostname or "", parts.port
 
 
 def _read(response: httpx.Response, *, is_closed: bool) -> Any:
@@ -135,10 +169,30 @@ def _read(response: httpx.Response, *, is_closed: bool) -> Any:
     raise error
 
 
-class Link:
-    """Async connections, on asyncio and on trio."""
+def _is_on_asyncio() -> bool:
+    """Whether an asyncio loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
-    def __init__(self, target: Target, transport: httpx.AsyncBaseTransport | None = None) -> None:
+
+class Transport:
+    """Async connections, on asyncio and on trio.
+
+    Args:
+        target: the server.
+        transport: what HTTP goes over; None makes connections.
+        is_given_up: asked over the link where the server is silent: whether another has its place.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        transport: httpx.AsyncBaseTransport | None = None,
+        is_given_up: GivenUp | None = None,
+    ) -> None:
         self.target = target
         self._given = transport
         # Each transport serves one call at a time: a shared one searches all its connections at
@@ -146,6 +200,17 @@ class Link:
         self._idle: list[httpx.AsyncBaseTransport] = []
         self._pending: set[CancelScope] = set()
         self._is_closed = False
+        framed = target.framed if transport is None else None
+        self._framed: FramedLink | SharedLink | None = None
+        if framed is not None:
+            if _is_on_asyncio():
+                self._framed = FramedLink(framed, is_given_up)
+            else:
+                self._framed = SharedLink(framed, is_given_up)
+
+    def fast_calls(self, session: Session) -> FastCalls | None:
+        """The short way for the calls a queue lives by; None where only HTTP is spoken."""
+        return None if self._framed is None else FastCalls(self._framed, session)
 
     async def send(self, call: Call) -> Any:
         """Send a request; return the answer's document or raise the error in it.
@@ -163,6 +228,16 @@ class Link:
         raise ClosedError(CLOSED)
 
     async def _send(self, call: Call) -> Any:
+        framed = self._framed
+        if framed is not None:
+            try:
+                return await framed.send(call)
+            except NotSpokenError as exc:  # an older server, or one that stops: nothing was sent
+                if exc.is_certain and self._framed is framed:
+                    self._framed = None
+                    await framed.aclose()
+            except TooLargeError:
+                pass
         if self._given is not None:
             return await self._ask(self._given, call)
         if self._idle:
@@ -199,23 +274,47 @@ class Link:
         for scope in list(self._pending):
             scope.cancel()
         with CancelScope(shield=True):
+            if self._framed is not None:
+                await self._framed.aclose()
             if self._given is not None:
                 await self._given.aclose()
             while self._idle:
                 await self._idle.pop().aclose()
 
 
-class SyncLink:
-    """Blocking connections, for any number of threads."""
+class SyncTransport:
+    """Blocking connections, for any number of threads. Args: as ``Transport``."""
 
-    def __init__(self, target: Target, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        transport: httpx.BaseTransport | None = None,
+        is_given_up: Callable[[], bool] | None = None,
+    ) -> None:
         self.target = target
         self._given = transport
-        self._idle: list[httpx.BaseTransport] = []  # see ``Link``
+        self._idle: list[httpx.BaseTransport] = []  # see ``Transport``
         self._is_closed = False
+        framed = target.framed if transport is None else None
+        self._framed = None if framed is None else SyncFramedLink(framed, is_given_up)
+
+    def fast_calls(self, session: Session) -> SyncFastCalls | None:
+        """The short way for the calls a queue lives by; None where only HTTP is spoken."""
+        return None if self._framed is None else SyncFastCalls(self._framed, session)
 
     def send(self, call: Call) -> Any:
         """Send a request; return the answer's document or raise the error in it."""
+        framed = self._framed
+        if framed is not None:
+            if self._is_closed:
+                raise ClosedError(CLOSED)
+            try:
+                return framed.send(call)
+            except NotSpokenError as exc:  # an older server, or one that stops: nothing was sent
+                if exc.is_certain:
+                    self._framed = None
+            except TooLargeError:
+                pass
         if self._given is not None:
             return self._ask(self._given, call)
         try:
@@ -251,6 +350,8 @@ class SyncLink:
     def close(self) -> None:
         """Close the connections. A thread that waits for an answer may still get it."""
         self._is_closed = True
+        if self._framed is not None:
+            self._framed.close()
         if self._given is not None:
             self._given.close()
         self._close_idle(0)

@@ -24,9 +24,9 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from ..engine.runtime.task_id import TaskId
-from ..errors import UsageError
-from ..repository.model.codec import CODEC, MSGPACK, RAW, PackedBytes, encode_value
+from ...engine.runtime.task_id import TaskId
+from ...errors import UsageError
+from ...repository.model.codec import CODEC, MSGPACK, RAW, PackedBytes, encode_value
 
 __all__ = [
     "JSON",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from http import HTTPStatus
 from typing import Any, Final
 
-from .. import errors
-from ..engine.runtime.task_id import TaskId
-from ..errors import LodeqError
-from ..repository.model.values import Receipt
+from ... import errors
+from ...engine.runtime.task_id import TaskId
+from ...errors import LodeqError
+from ...repository.model.values import Receipt
 
 __all__ = ["CONTENT_TYPE", "PREFIX", "STATUSES", "error_of", "problem_of", "slug_of", "status_of"]
 
@@ -23,6 +24,7 @@ STATUSES: Final[Mapping[str, int]] = {
     "LeaseLostError": 409,
     "TaskNotFoundError": 404,
     "SnapshotNotFoundError": 404,
+    "UnknownDependencyError": 404,
     "DuplicateTaskError": 409,
     "QueueFullError": 429,
     "BusyError": 503,
@@ -31,6 +33,7 @@ STATUSES: Final[Mapping[str, int]] = {
     "ClosedError": 503,
     "AccessDeniedError": 401,
     "NotLeaderError": 421,
+    "LogRolledBackError": 503,
     "LodeqError": 500,
 }
 _CLASSES: Final[Mapping[str, type[LodeqError]]] = {
@@ -46,6 +49,8 @@ _ATTRIBUTES: Final = (
     "missing",
     "offset",
     "reason",
+    "state",
+    "finished_at",
 )
 
 
@@ -74,9 +79,11 @@ def problem_of(error: LodeqError, status: int | None = None) -> dict[str, Any]:
     }
     for name in _ATTRIBUTES:
         value = getattr(error, name, None)
-        if value is None or value == b"":
+        if value is None or value in (b"", ""):
             continue
-        doc[name] = str(TaskId(value)) if name == "task_id" else value
+        if name == "task_id":
+            value = str(TaskId(value))
+        doc[name] = value.isoformat() if isinstance(value, datetime) else value
     if error.receipts:
         doc["receipts"] = [None if one is None else _receipt_doc(one) for one in error.receipts]
     return doc
@@ -106,11 +113,21 @@ def error_of(doc: object, status: int) -> LodeqError:
             value = doc[name]
             if name == "missing":
                 value = tuple(value)
+            elif name == "finished_at":
+                value = _moment(value)
             setattr(error, name, TaskId(value) if name == "task_id" else value)
     receipts = doc.get("receipts")
     if isinstance(receipts, list):
         error.receipts = [None if one is None else _receipt(one) for one in receipts]
     return error
+
+
+def _moment(text: object) -> datetime | None:
+    """A moment that a server has written; None: it is none."""
+    try:
+        return datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
 
 
 def _receipt(doc: Mapping[str, Any]) -> Receipt:

@@ -7,16 +7,16 @@ together.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
-from ..engine.records.policy import Policy, decode_policy
-from ..engine.runtime.task_id import TaskId
-from ..engine.values import Finding, Health, LatencySummary
-from ..errors import UsageError
-from ..repository.model.arguments import duration_s, shard_key_bytes
-from ..repository.model.codec import (
+from ...engine.records.policy import Policy, decode_policy
+from ...engine.runtime.task_id import TaskId
+from ...engine.values import Finding, Health, LatencySummary
+from ...errors import UsageError
+from ...repository.model.arguments import check_after, check_retry, duration_s, shard_key_bytes
+from ...repository.model.codec import (
     MSGPACK,
     PackedBytes,
     decode_value,
@@ -24,11 +24,17 @@ from ..repository.model.codec import (
     deferred_value,
     encode_value,
 )
-from ..repository.model.reports import VerifyReport
-from ..repository.model.values import (
+from ...repository.model.faces import NO_LABELS, face_fields, packed_face
+from ...repository.model.queue_settings import QueueSettings
+from ...repository.model.reports import VerifyReport
+from ...repository.model.values import (
+    Attempt,
+    Backoff,
     Codec,
     EngineStats,
     NewTask,
+    Part,
+    Progress,
     QueueStats,
     Receipt,
     Result,
@@ -40,10 +46,15 @@ from .wire import Form, Stored
 __all__ = [
     "Codecs",
     "Granted",
+    "attempt_doc",
+    "attempt_of",
+    "backoff_doc",
     "decoded",
+    "deferred",
     "flat_of",
     "health_of",
     "new_task_doc",
+    "part_doc",
     "plain_doc",
     "queue_doc",
     "queues_of",
@@ -53,6 +64,8 @@ __all__ = [
     "report_of",
     "result_doc",
     "result_of",
+    "settings_doc",
+    "settings_of",
     "stats_of",
     "stored_value",
     "task_doc",
@@ -89,7 +102,7 @@ def decoded(stored: Stored | None, codec: Codec | None) -> Any:
     return decode_value(stored.kind, 0, stored.data, len(stored.data), codec)
 
 
-def _deferred(stored: Stored | None, codec: Codec | None) -> Any:
+def deferred(stored: Stored | None, codec: Codec | None) -> Any:
     """A stored value that is decoded when it is first read."""
     if stored is None:
         return None
@@ -115,7 +128,17 @@ def _at(text: str) -> datetime:
 _PLAIN: Final = NewTask(None)
 
 
-def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, limits: Any) -> Any:
+def backoff_doc(backoff: Backoff) -> dict[str, Any]:
+    """Write how long a failed task waits."""
+    return {
+        "kind": backoff.kind,
+        "base": backoff.base,
+        "factor": backoff.factor,
+        "cap": backoff.cap,
+    }
+
+
+def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, session: Any) -> Any:
     """Write a task to enqueue. Options that have their default are left out.
 
     Args:
@@ -123,10 +146,11 @@ def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, limits: 
         task: checked as the engine would check it.
         codecs: by queue name; a queue without one packs with msgpack.
         queue: the queue of a task that names none.
-        limits: the server's bounds of payload and headers, in bytes.
+        session: the server's bounds, and what it takes.
     """
     doc: dict[str, Any] = {}
     codec = codecs.get(task.queue or queue)
+    limits = session.limits
     form.put(doc, "payload", stored_value(task.payload, codec, limits.payload_bytes_max, "payload"))
     if task[1:] == _PLAIN[1:]:
         return doc
@@ -138,16 +162,39 @@ def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, limits: 
         value = getattr(task, name)
         if value is not None:
             doc[name] = duration_s(value, name)
+    for name in ("retention", "dead_retention"):
+        value = getattr(task, name)
+        if value is not None:
+            doc[name] = duration_s(value, name)
+    if task.retry is not None:
+        doc["retry"] = backoff_doc(check_retry(task.retry))
     if task.run_at is not None:
         if not isinstance(task.run_at, datetime) or task.run_at.tzinfo is None:
             raise UsageError("run_at must be an aware datetime: use datetime.now(UTC)")
         doc["run_at"] = task.run_at.isoformat()
+    if task.function is not None or task.preview is not None or task.labels is not None:
+        # Raises what the engine would raise.
+        face = packed_face(task.function, task.preview, task.labels, session.redaction)
+        if not session.takes_faces:
+            raise UsageError(
+                "the server is of a release without labels, function and preview: upgrade it, or "
+                "leave them out"
+            )
+        doc |= {name: value for name, value in face_fields(face).items() if value}
     for name in _KEYS:
         key = getattr(task, name)
         if key is None:
             continue
         shard_key_bytes(key, name)  # raises what the engine would raise
         form.put_key(doc, name, key)
+    if task.after or task.on_failure != "run":
+        if not session.takes_dependencies:
+            raise UsageError(
+                "the server is of a release without after=: upgrade it, or leave it out"
+            )
+        doc["after"] = [bytes(one) for one in check_after(task)]
+        if task.on_failure != "run":
+            doc["on_failure"] = task.on_failure
     if task.headers:
         headers = task.headers
         if not isinstance(headers, Mapping) or not all(isinstance(k, str) for k in headers):
@@ -158,6 +205,35 @@ def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, limits: 
             stored_value(dict(headers), None, limits.headers_bytes_max, "headers"),
         )
     return doc
+
+
+def _face_of(doc: Mapping[str, Any]) -> tuple[str, str, Mapping[str, str]]:
+    """Function, preview and labels; an older server sends none."""
+    return doc.get("function", ""), doc.get("preview", ""), doc.get("labels", NO_LABELS)
+
+
+def attempt_doc(attempt: Attempt) -> dict[str, Any]:
+    """Write one attempt."""
+    return {
+        "number": attempt.number,
+        "outcome": attempt.outcome,
+        "started_at": when_text(attempt.started_at),
+        "ended_at": when_text(attempt.ended_at),
+        "worker": attempt.worker,
+        "reason": attempt.reason,
+    }
+
+
+def attempt_of(doc: Mapping[str, Any]) -> Attempt:
+    """Read one attempt."""
+    return Attempt(
+        doc["number"],
+        doc["outcome"],
+        when(doc["started_at"]),
+        _at(doc["ended_at"]),
+        doc["worker"],
+        doc["reason"],
+    )
 
 
 def receipt_doc(form: Form, receipt: Receipt) -> dict[str, Any]:
@@ -197,13 +273,16 @@ class Granted(NamedTuple):
     lease_s: float
     payload: Stored
     headers: Stored | None
+    function: str = ""
+    preview: str = ""
+    labels: Mapping[str, str] = NO_LABELS
 
     def __repr__(self) -> str:
         return f"<Granted {self.task_id} epoch={self.epoch}>"  # not the token
 
     @classmethod
     def of(cls, form: Form, doc: Mapping[str, Any]) -> Granted:
-        """Read a lease; ``service.http.claim_routes`` writes them."""
+        """Read a lease; ``service.http.routes.claims`` writes them."""
         return cls(
             TaskId(doc["task_id"]),
             doc["epoch"],
@@ -218,6 +297,7 @@ class Granted(NamedTuple):
             doc["lease_s"],
             form.take(doc, "payload") or Stored(0, b""),
             form.take(doc, "headers"),
+            *_face_of(doc),
         )
 
 
@@ -238,7 +318,14 @@ def task_doc(form: Form, task: Task, codec: Codec | None) -> dict[str, Any]:
         "expires_at": when_text(task.expires_at),
         "finished_at": when_text(task.finished_at),
         "position": form.raw(task.position),
+        "progress": None,
+        "function": task.function,
+        "preview": task.preview,
+        "labels": dict(task.labels),
     }
+    if task.progress is not None:
+        fraction, note, at = task.progress
+        doc["progress"] = {"fraction": fraction, "note": note, "at": when_text(at)}
     form.put(doc, "payload", stored_value(task.payload, codec, _NO_LIMIT, "payload"))
     if isinstance(task.headers, PackedBytes):
         if task.headers:
@@ -251,6 +338,7 @@ def task_doc(form: Form, task: Task, codec: Codec | None) -> dict[str, Any]:
 def task_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Task:
     """Read a task. A value that cannot be decoded raises when it is read, not before."""
     headers = form.take(doc, "headers")
+    function, preview, labels = _face_of(doc)
     return Task(
         TaskId(doc["id"]),
         doc["state"],
@@ -259,7 +347,7 @@ def task_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Task:
         doc["priority"],
         doc["attempts"],
         _at(doc["enqueued_at"]),
-        payload=_deferred(form.take(doc, "payload"), codecs.get(doc["queue"])),
+        payload=deferred(form.take(doc, "payload"), codecs.get(doc["queue"])),
         headers={} if headers is None else deferred_headers(headers.data),
         due_at=when(doc["due_at"]),
         expires_at=when(doc["expires_at"]),
@@ -268,7 +356,15 @@ def task_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Task:
         worker=doc["worker"],
         reason=doc["reason"],
         position=form.take_raw(doc, "position"),
+        progress=_progress_of(doc.get("progress")),
+        function=function,
+        preview=preview,
+        labels=labels,
     )
+
+
+def _progress_of(doc: Mapping[str, Any] | None) -> Progress | None:
+    return None if doc is None else Progress(doc["fraction"], doc["note"], _at(doc["at"]))
 
 
 def result_doc(form: Form, result: Result, codec: Codec | None) -> dict[str, Any]:
@@ -286,6 +382,9 @@ def result_doc(form: Form, result: Result, codec: Codec | None) -> dict[str, Any
         "ready_at": when_text(result.ready_at),
         "leased_at": when_text(result.leased_at),
         "finished_at": when_text(result.finished_at),
+        "function": result.function,
+        "preview": result.preview,
+        "labels": dict(result.labels),
     }
     form.put(doc, "value", stored_value(result.value, codec, _NO_LIMIT, "result"))
     return doc
@@ -296,7 +395,7 @@ def result_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Result:
     return Result(
         TaskId(doc["task_id"]),
         doc["status"],
-        _deferred(form.take(doc, "value"), codecs.get(doc["queue"])),
+        deferred(form.take(doc, "value"), codecs.get(doc["queue"])),
         doc["error"],
         doc["attempts"],
         doc["queue"],
@@ -307,7 +406,22 @@ def result_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Result:
         when(doc["ready_at"]),
         when(doc["leased_at"]),
         _at(doc["finished_at"]),
+        *_face_of(doc),
     )
+
+
+def part_doc(form: Form, part: Part, codec: Codec | None) -> dict[str, Any]:
+    """Write a part of a workflow."""
+    doc: dict[str, Any] = {
+        "number": part.number,
+        "task_id": form.id(part.task_id),
+        "status": part.status,
+        "error": part.error,
+        "queue": part.queue,
+        "ended_at": when_text(part.ended_at),
+    }
+    form.put(doc, "value", stored_value(part.value, codec, _NO_LIMIT, "result"))
+    return doc
 
 
 # -- statistics and reports -------------------------------------------------------------
@@ -325,17 +439,29 @@ def queue_doc(key: tuple[str, str], stats: QueueStats) -> dict[str, Any]:
         "tenant": key[1],
         "ready": stats.ready,
         "delayed": stats.delayed,
+        "waiting": stats.waiting,
         "leased": stats.leased,
         "dead": stats.dead,
         "results": stats.results,
         "oldest_ready_age": stats.oldest_ready_age,
         "is_paused": stats.is_paused,
+        "is_queue_paused": stats.is_queue_paused,
     }
 
 
 def queues_of(doc: Mapping[str, Any]) -> dict[tuple[str, str], QueueStats]:
     """Read a page of queues with their counts."""
     return {(one["queue"], one["tenant"]): flat_of(QueueStats, one) for one in doc["queues"]}
+
+
+def settings_doc(settings: QueueSettings) -> dict[str, Any]:
+    """Write what is set for a queue."""
+    return asdict(settings)
+
+
+def settings_of(doc: Mapping[str, Any]) -> QueueSettings:
+    """Read what is set for a queue."""
+    return QueueSettings(**_known(QueueSettings, doc))
 
 
 def stats_of(doc: Mapping[str, Any]) -> EngineStats:
@@ -396,4 +522,5 @@ def health_of(doc: Mapping[str, Any]) -> Health:
 
 def _known(cls: type[Any], doc: Mapping[str, Any]) -> dict[str, Any]:
     """The members this version knows: a newer server may send more."""
-    return {field.name: doc[field.name] for field in fields(cls)}
+    names = (field.name for field in fields(cls) if field.default is MISSING or field.name in doc)
+    return {name: doc[name] for name in names}  # an older one omits what has a default

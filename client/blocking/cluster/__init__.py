@@ -1,0 +1,1 @@
+"""Blocking clients of a cluster."""

@@ -1,0 +1,274 @@
+# Generated from client/cluster/nodes.py by make twins; do not edit.
+"""The nodes of a cluster, as a client reaches them: connections, the map, and who to ask.
+
+What has *not begun* (a refusal, a connection that was never made) is sent again: to the leader that
+the refusal names, if it is known, else to the one that the map names once it is read anew. While a
+shard has no leader the client waits, for ``PATIENCE_S`` at most.
+
+A node may be silent: a frozen process still has its socket. Its links then ask here whether they
+shall give it up. It is asked for the map over another connection, and others beside it; if it does
+not answer, and another says that it leads nothing any more, whoever waits for it gets an error at
+once, and what may be repeated goes to the new leader.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from ....engine.runtime.clock import SystemClock
+from ....errors import (
+    ClosedError,
+    CommitUnknownError,
+    LodeqError,
+    NotLeaderError,
+    UnreachableError,
+    UsageError,
+)
+from ...calls import CLOSED, Call
+from ...cluster.target import ClusterTarget, Doubt, Patience
+from ...cluster.topology import Topology
+from ...transport.transport import SyncTransport
+from .together import closed, gather, pause
+
+__all__ = ["MAP", "STALE_S", "SyncNodes"]
+
+PATIENCE_S: Final = 10.0  # an election takes less; see docs/cluster-client.md
+STALE_S: Final = 5.0  # a map is read anew after so long
+MAP_S: Final = 2.0  # until a node that is asked for the map, or for a connection, is given up
+PING_S: Final = 1.0  # the same of one that is silent
+ASKED_MAX: Final = 3  # others, about a node that is silent
+DOUBT_S: Final = 5.0  # for which a silent node is passed over where another will do
+MAP: Final = Call("GET", "/cluster")
+_PING: Final = MAP._replace(timeout_s=PING_S)
+_mono = SystemClock.mono
+
+
+class SyncNodes:
+    """The connections of one client to the nodes of its cluster.
+
+    Attributes:
+        topology: what is known of them.
+    """
+
+    def __init__(self, target: ClusterTarget) -> None:
+        self.target = target
+        self.topology = Topology(target.given)
+        self.patience_s = min(PATIENCE_S, target.timeout_s)
+        self._links: dict[str, SyncTransport] = {}
+        self._askers: dict[
+            str, SyncTransport
+        ] = {}  # for the map: a node that hangs is given up soon
+        self._front: SyncTransport | None = None
+        self._turn = 0
+        self._is_closed = False
+
+    def link(self, node: str) -> SyncTransport:
+        """The connections to one known node."""
+        found = self._links.get(node)
+        if found is None:
+            target = self.target.node(self.topology.urls[node], connect_s=MAP_S)
+            made = SyncTransport(target, is_given_up=partial(self.is_given_up, node))
+            found = self._links.setdefault(node, made)
+        return found
+
+    def _asker(self, node: str) -> SyncTransport:
+        found = self._askers.get(node)
+        if found is None:
+            made = SyncTransport(self.target.node(self.topology.urls[node], MAP_S))
+            found = self._askers.setdefault(node, made)
+        return found
+
+    def ask(self, node: str, call: Call) -> Any:
+        """Send a call to one known node, and note who leads by what it answers.
+
+        Raises:
+            LodeqError: its own, or that it was not reached.
+        """
+        if self._is_closed:
+            raise ClosedError(CLOSED)
+        try:
+            return self.link(node).send(call)
+        except LodeqError as error:
+            self.note(node, error)
+            raise
+
+    def note(self, node: str, error: LodeqError) -> None:
+        """Learn from what a node has answered, or that it has not."""
+        if isinstance(error, UnreachableError):
+            self.topology.lost(node)
+        elif isinstance(error, NotLeaderError | CommitUnknownError):
+            self.topology.is_stale = True
+
+    def is_given_up(self, node: str) -> bool:
+        """Whether a silent node is to be given up, and not to be waited for.
+
+        It is, once it does not answer on another connection either, and another node says that it
+        leads nothing any more. Until then it may be slow, or nobody has its place yet.
+        """
+        topology = self.topology
+        others = [one for one in topology.tellers() if one != node][:ASKED_MAX]
+        asked = others if topology.is_doubted(node) else [*others, node]
+        if self._is_closed or not others:
+            return False
+        maps = gather([partial(self._asker(one).send, _PING) for one in asked])
+        told = {
+            one: doc
+            for one, doc in zip(asked, maps, strict=True)
+            if not isinstance(doc, LodeqError) and doc["shards"] == topology.shards
+        }
+        if node in told:
+            return False
+        if node in asked:
+            topology.doubt(node, _mono() + DOUBT_S)
+        is_over = any(topology.is_superseded(node, doc, one) for one, doc in told.items())
+        if is_over:
+            topology.lost(node)
+        for one, doc in told.items():
+            topology.take(doc, one)
+        return is_over
+
+    def ask_front(self, front: str, call: Call) -> Any:
+        """Send a call to the supervisor of several processes with one store.
+
+        Args:
+            front: its address.
+            call: about the whole store.
+        """
+        if self._is_closed:
+            raise ClosedError(CLOSED)
+        if self._front is None:
+            self._front = SyncTransport(self.target.node(front))
+        return self._front.send(call)
+
+    # -- the map -----------------------------------------------------------------------
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the map is new, and nothing has shown that it is wrong."""
+        topology = self.topology
+        return not topology.is_stale and _mono() - topology.read_at < STALE_S
+
+    def next_leader(self) -> str | None:
+        """A node that leads something, another one each time; None: none is known."""
+        found = self.topology.leading()
+        if not found:
+            return None
+        self._turn += 1
+        return found[self._turn % len(found)]
+
+    def turn_back(self) -> None:
+        """The node that was next has done nothing: it is next again."""
+        self._turn -= 1
+
+    def refresh(self, *, is_needed: bool = False) -> None:
+        """Read the map, if it is old or something has shown that it is wrong.
+
+        Args:
+            is_needed: raise if no node tells it, although an old one is there.
+
+        Raises:
+            UnreachableError: no node answers, and there is no map yet.
+            AccessDeniedError: the token is wrong. UsageError: these are no nodes of one cluster.
+        """
+        topology, now = self.topology, _mono()
+        if self.is_current:
+            return
+        topology.end_doubts(now)
+        if topology.shards:  # others go on with the old one meanwhile
+            topology.read_at = now
+        failure: LodeqError | None = None
+        is_told = False
+        topology.is_stale = False  # what is found out meanwhile makes it so again
+        for node in topology.tellers():
+            if is_told and topology.is_whole():
+                break
+            if self._is_closed:
+                raise ClosedError(CLOSED)
+            try:
+                topology.take(self._asker(node).send(MAP), node)
+                is_told = True
+            except UnreachableError as error:
+                topology.doubt(node, _mono() + DOUBT_S)
+                failure = failure or error
+            except UsageError as error:
+                if topology.shards:
+                    raise
+                raise UsageError(
+                    f"{topology.urls[node]} tells no map of a cluster: {error}; is it a server of "
+                    "an older lodeq? Connect to it by its own address"
+                ) from error
+        topology.read_at = _mono()
+        if not is_told:
+            topology.is_stale = True
+            if failure is not None and (is_needed or not topology.shards):
+                raise failure
+
+    def leaders(self) -> list[str]:
+        """The nodes that lead something, another one first each time.
+
+        Raises:
+            UnreachableError: nobody is known to lead anything.
+        """
+        patience = Patience(self.patience_s)
+        while True:
+            self.refresh()
+            found = self.topology.leading()
+            if found:
+                self._turn += 1
+                at = self._turn % len(found)
+                return found[at:] + found[:at]
+            if patience.is_over:
+                raise UnreachableError(
+                    f"{self.target.url}: no node of the cluster leads anything: is its log there?"
+                )
+            self.topology.is_stale = True
+            pause(patience.next_s())
+
+    # -- one shard ---------------------------------------------------------------------
+
+    def follow(self, call: Call, shard: int, *, patience_s: float | None = None) -> Any:
+        """Send a call to the leader of a shard, wherever that goes meanwhile.
+
+        Args:
+            call: about that shard.
+            shard: its index.
+            patience_s: seconds to wait for a leader; None: those of the client.
+
+        Raises:
+            NotLeaderError, UnreachableError: no leader was found in time; nothing was done.
+            CommitUnknownError: its answer was lost, and it must not be sent twice, or nobody was
+                found to send it to again.
+        """
+        patience = Patience(self.patience_s if patience_s is None else patience_s)
+        last: LodeqError | None = None
+        with Doubt() as doubt:
+            while True:
+                self.refresh()
+                node = self.topology.leader(shard)
+                if node is not None:
+                    try:
+                        return self.ask(node, call)
+                    except NotLeaderError as error:
+                        self.topology.refused(node, [shard], error.leader)
+                        last = error
+                    except UnreachableError as error:
+                        last = error
+                    except CommitUnknownError as error:
+                        if not call.is_repeatable:
+                            raise
+                        doubt.of(error)
+                        last = error
+                if patience.is_over:
+                    raise last or UnreachableError(
+                        f"{self.target.url}: nobody leads shard {shard}: is its log there?"
+                    )
+                self.topology.is_stale = True
+                pause(patience.next_s())
+
+    def close(self) -> None:
+        """Close the connections. Whoever waits for an answer gets ``ClosedError``."""
+        self._is_closed = True
+        front = () if self._front is None else (self._front,)
+        links = (*self._links.values(), *self._askers.values(), *front)
+        closed([link.close for link in links])

@@ -1,0 +1,101 @@
+"""Calls to several nodes at once, each in a thread, and pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from threading import Event, Lock, Thread
+from typing import Any, TypeVar
+
+from ....errors import LodeqError
+from ...calls import Call
+
+__all__ = ["Ask", "Send", "Take", "at_last", "closed", "first_true", "gather", "pause"]
+
+T = TypeVar("T")
+Ask = Callable[[], T]
+Send = Callable[[Call], Any]  # sends a call, and returns the document of its answer
+# Claims at a node, by its identity: how many tasks, and for how many seconds it may wait.
+Take = Callable[[str, int, float], list[Any]]
+
+
+def gather(asks: Sequence[Ask[T]]) -> list[T | LodeqError]:
+    """What each of them returns or raises, in order. The first runs in the caller's thread."""
+    found: list[T | LodeqError | BaseException] = [LodeqError("not asked")] * len(asks)
+
+    def one(n: int) -> None:
+        try:
+            found[n] = asks[n]()
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+            found[n] = error
+
+    threads = [Thread(target=one, args=(n,), daemon=True) for n in range(1, len(asks))]
+    for thread in threads:
+        thread.start()
+    one(0)
+    for thread in threads:
+        thread.join()
+    out: list[T | LodeqError] = []
+    for outcome in found:
+        if isinstance(outcome, BaseException) and not isinstance(outcome, LodeqError):
+            raise outcome
+        out.append(outcome)
+    return out
+
+
+def first_true(asks: Sequence[Ask[bool]], stop: Callable[[int], object]) -> bool:
+    """Whether one of them returns True; the others are stopped then, and not waited for.
+
+    Args:
+        asks: one at least. What fails counts as False.
+        stop: ends the one of that number, from another thread.
+    """
+    lock, over = Lock(), Event()
+    running = set(range(len(asks)))
+    is_true = False
+
+    def one(n: int) -> None:
+        nonlocal is_true
+        answer = False
+        try:
+            answer = asks[n]()
+        except LodeqError:
+            pass
+        finally:
+            with lock:
+                running.discard(n)
+                is_true = is_true or answer
+                if answer or not running:
+                    over.set()
+
+    threads = [Thread(target=one, args=(n,), daemon=True) for n in range(len(asks))]
+    for thread in threads:
+        thread.start()
+    try:
+        over.wait()
+    finally:
+        with lock:
+            left = sorted(running)
+        for n in left:  # each may be at a node that is silent
+            Thread(target=at_last, args=(partial(stop, n), 0.0), daemon=True).start()
+    return is_true
+
+
+def pause(seconds: float) -> None:
+    """Let so much time pass."""
+    if seconds:
+        Event().wait(seconds)
+
+
+def at_last(ask: Ask[object], seconds: float) -> None:
+    """Do it; a failure is passed over. How long it may take the call says itself."""
+    try:
+        ask()
+    except LodeqError:
+        pass
+
+
+def closed(closes: Sequence[Ask[object]]) -> None:
+    """Close all."""
+    for close in closes:
+        close()

@@ -1,0 +1,130 @@
+"""Claims from a queue whose tasks several nodes have.
+
+A claim asks the leaders in turn, a different one first each time, and takes what each has until it
+has enough: so no more leases are out than it may have. Only when nobody has anything does it wait,
+on all of them at once, until one says that there is something; nothing is leased by that.
+
+A node that is lost may have granted what nobody has heard of: the claim is taken back there, if it
+answers, and goes on with the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+from ...engine.runtime.ids import SystemRng
+from ...errors import LodeqError, NotLeaderError, UnreachableError
+from .. import calls
+from ..calls import CANCEL_CLAIM_S, CLAIM_ID_BYTES, Call
+from .nodes import STALE_S, Nodes
+from .together import Take, at_last, first_true
+
+__all__ = ["claim", "claim_in_turn", "take_back"]
+
+_rng: Final = SystemRng()
+
+
+async def claim(nodes: Nodes, call: Call) -> Any:
+    """Claim up to ``limit`` tasks, and wait once where there are none.
+
+    The wait is short enough to meet a new leader soon; who wants more asks again.
+
+    Raises:
+        LodeqError: what a leader refused, if nothing was claimed; or that none answers.
+    """
+
+    async def take(node: str, limit: int, wait_s: float) -> list[Any]:
+        doc = {**call.doc, "wait": wait_s, "limit": limit}
+        try:
+            answer = await nodes.ask(node, call._replace(doc=doc, wait_s=wait_s))
+        except UnreachableError:
+            await take_back(nodes, node, call.doc.get("claim_id"))
+            raise
+        leases: list[Any] = answer["leases"]
+        return leases
+
+    return {"leases": await claim_in_turn(nodes, call.doc, take)}
+
+
+async def claim_in_turn(nodes: Nodes, doc: Mapping[str, Any], take: Take) -> list[Any]:
+    """The leases of a claim, whichever way each node is asked.
+
+    Args:
+        nodes: of the cluster.
+        doc: the claim, as ``POST /leases/claim`` takes it.
+        take: claims at one node, and takes back what was lost on the way.
+
+    Raises:
+        LodeqError: what a leader refused, if nothing was claimed; or that none answers.
+    """
+    wait_s = min(doc["wait"], STALE_S)
+    order = await nodes.leaders()
+    if len(order) == 1:
+        try:
+            return await take(order[0], doc["limit"], wait_s)
+        except (NotLeaderError, UnreachableError):
+            order = await nodes.leaders()
+    leases = await _sweep(nodes, doc["limit"], take, order)
+    order = nodes.topology.leading() or order
+    if not leases and wait_s > 0 and await _wait(nodes, doc, order, wait_s):
+        leases = await _sweep(nodes, doc["limit"], take, await nodes.leaders())
+    return leases
+
+
+async def _sweep(nodes: Nodes, limit: int, take: Take, order: list[str]) -> list[Any]:
+    """Claim at one leader after another, without waiting; then at who leads instead of one."""
+    leases: list[Any] = []
+    failure: LodeqError | None = None
+    n_answers, asked = 0, set(order)
+    while order:
+        is_moved = False
+        for node in order:
+            try:
+                leases += await take(node, limit - len(leases), 0.0)
+            except (NotLeaderError, UnreachableError) as error:
+                failure = failure or error
+                is_moved = True
+                continue
+            except LodeqError:
+                if not leases:
+                    raise
+                return leases  # those that are granted are somebody's
+            n_answers += 1
+            if len(leases) >= limit:
+                return leases
+        if is_moved:
+            await nodes.refresh()
+        order = [one for one in nodes.topology.leading() if one not in asked] if is_moved else []
+        asked.update(order)
+    if failure is not None and not n_answers:
+        raise failure
+    return leases
+
+
+async def take_back(nodes: Nodes, node: str, claim_id: bytes | None) -> None:
+    """A claim whose answer was lost must not hold tasks that nobody works on.
+
+    Nothing is asked of a node that is silent: others lead what it led, and its connection is cut.
+    """
+    if claim_id is not None and not nodes.topology.is_doubted(node):
+        await at_last(partial(nodes.ask, node, calls.cancel_claim(claim_id)), CANCEL_CLAIM_S)
+
+
+async def _wait(nodes: Nodes, doc: Mapping[str, Any], order: list[str], wait_s: float) -> bool:
+    """Wait until a leader has something; nothing is taken."""
+    ids = [_rng.bytes(CLAIM_ID_BYTES) for _ in order]
+
+    async def ready(n: int) -> bool:
+        asked = {"queues": doc["queues"], "wait": wait_s, "claim_id": ids[n]}
+        if "skip_tenants" in doc:
+            asked["skip_tenants"] = doc["skip_tenants"]
+        call = Call("POST", "/leases/ready", asked, wait_s=wait_s, is_repeatable=True)
+        is_ready: bool = (await nodes.ask(order[n], call))["ready"]
+        return is_ready
+
+    async def stop(n: int) -> None:
+        await nodes.ask(order[n], calls.cancel_claim(ids[n]))
+
+    return await first_true([partial(ready, n) for n in range(len(order))], stop)

@@ -1,0 +1,311 @@
+"""The link's short forms in a cluster: each call over the link of the node that leads.
+
+They are those of one server (``fast_calls``), and so is what they return: None, or False, where the
+caller has to go the general way. That reads a map that is old, opens links that are not there, and
+follows a leader that has moved; so nothing here does. What several nodes lead is asked of each of
+them at once, and put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+from ...engine.runtime.ids import SystemRng
+from ...errors import CommitUnknownError, LodeqError, NotLeaderError, UnreachableError
+from ...repository.model.values import NewTask, Receipt
+from .. import calls
+from ..calls import CLAIM_ID_BYTES, FORM, QueueTemplate, Session
+from ..documents.records import Granted, receipt_of
+from ..fast_calls import FastCalls
+from .claims import claim_in_turn, take_back
+from .nodes import STALE_S, Nodes
+from .together import Send, gather
+
+__all__ = ["ClusterFastCalls"]
+
+_rng: Final = SystemRng()
+
+
+class ClusterFastCalls:
+    """The short way to the nodes of one cluster.
+
+    Args:
+        nodes: of the cluster.
+        session: of the client.
+        send: sends a call the general way.
+    """
+
+    def __init__(self, nodes: Nodes, session: Session, send: Send) -> None:
+        self._nodes = nodes
+        self._session = session
+        self._send = send
+        self._by_node: dict[str, FastCalls | None] = {}
+
+    def _at(self, node: str) -> FastCalls | None:
+        """The short way to one node; None where only HTTP reaches it."""
+        try:
+            return self._by_node[node]
+        except KeyError:
+            found = self._by_node[node] = self._nodes.link(node).fast_calls(self._session)
+            return found
+
+    def _leader(self, task_id: bytes) -> str | None:
+        """Who leads the shard of a task, if that is known for sure enough."""
+        if not self._nodes.is_current:
+            return None
+        topology = self._nodes.topology
+        return topology.leader(topology.shard_of(task_id))
+
+    def _by_leader(self, leases: Iterable[Granted]) -> dict[str, list[int]] | None:
+        """The places of leases by who leads their shards; None: of one that is not known."""
+        if not self._nodes.is_current:
+            return None
+        topology = self._nodes.topology
+        found: dict[str, list[int]] = {}
+        for n, lease in enumerate(leases):
+            node = topology.leader(topology.shard_of(lease.task_id))
+            if node is None:
+                return None
+            found.setdefault(node, []).append(n)
+        return found
+
+    # -- new tasks ---------------------------------------------------------------------
+
+    async def enqueue(self, template: QueueTemplate, payload: Any) -> Receipt | None:
+        """See ``FastCalls.enqueue``: the leaders take tasks in turn."""
+        nodes = self._nodes
+        node = nodes.next_leader() if nodes.is_current else None
+        fast = None if node is None else self._at(node)
+        if node is None or fast is None:
+            return None
+        receipt = None
+        try:
+            receipt = await fast.enqueue(template, payload)
+        except LodeqError as error:
+            nodes.note(node, error)
+            if not isinstance(error, NotLeaderError | UnreachableError):  # those do nothing
+                raise
+        if receipt is None:
+            nodes.turn_back()
+        return receipt
+
+    async def enqueue_many(
+        self, template: QueueTemplate, tasks: Sequence[NewTask]
+    ) -> list[Receipt] | None:
+        """See ``FastCalls.enqueue_many``: one leader takes all, and what it does not, others do."""
+        nodes = self._nodes
+        node = nodes.next_leader() if nodes.is_current else None
+        fast = None if node is None else self._at(node)
+        if node is None or fast is None:
+            return None
+        done: list[Receipt | None] = []
+        try:
+            receipts = await fast.enqueue_many(template, tasks)
+            if receipts is not None:
+                return receipts
+        except LodeqError as error:
+            nodes.note(node, error)
+            if not isinstance(error, NotLeaderError | UnreachableError):
+                raise
+            done = list(error.receipts)
+        if not any(done):
+            nodes.turn_back()
+            return None
+        return await self._enqueue_rest(template, tasks, done)
+
+    async def _enqueue_rest(
+        self, template: QueueTemplate, tasks: Sequence[NewTask], done: list[Receipt | None]
+    ) -> list[Receipt]:
+        """Enqueue the tasks that have no receipt yet."""
+        receipts = done + [None] * (len(tasks) - len(done))
+        places = [n for n, one in enumerate(receipts) if one is None]
+        rest = [tasks[n] for n in places]
+        at = 0
+        try:
+            for call, n in calls.enqueue_many(self._session, template, rest, None, is_atomic=False):
+                try:
+                    got = [receipt_of(one) for one in (await self._send(call))["receipts"]]
+                except LodeqError as error:
+                    for place, one in zip(places[at:], error.receipts, strict=False):
+                        receipts[place] = one
+                    raise
+                for place, receipt in zip(places[at:], got, strict=False):
+                    receipts[place] = receipt
+                at += n
+        except LodeqError as error:
+            error.receipts = receipts
+            raise
+        return [one for one in receipts if one is not None]
+
+    # -- claims ------------------------------------------------------------------------
+
+    async def claim(
+        self,
+        template: QueueTemplate,
+        limit: int,
+        lease_s: float,
+        wait_s: float,
+        worker: str,
+        begun: Callable[[bytes], object],
+    ) -> list[Granted] | None:
+        """See ``FastCalls.claim``: the leaders in turn; all wait at once where none has a task.
+
+        Args:
+            template: the queue.
+            limit: 1 to 4,096.
+            lease_s: seconds.
+            wait_s: seconds that this poll may wait.
+            worker: at most 256 bytes, checked.
+            begun: called with the id of each claim by which it can be taken back.
+        """
+        nodes = self._nodes
+        leading = nodes.topology.leading()
+        if not nodes.is_current or not leading:
+            return None
+
+        if len(leading) == 1:
+            poll_s = min(wait_s, STALE_S)
+            try:
+                return await self._take(leading[0], template, limit, lease_s, poll_s, worker, begun)
+            except (NotLeaderError, UnreachableError):
+                pass
+
+        async def take(node: str, limit: int, wait_s: float) -> list[Any]:
+            return await self._take(node, template, limit, lease_s, wait_s, worker, begun)
+
+        doc = {"queues": [template.claim_doc], "limit": limit, "wait": wait_s}
+        return await claim_in_turn(nodes, doc, take)
+
+    async def _take(
+        self,
+        node: str,
+        template: QueueTemplate,
+        limit: int,
+        lease_s: float,
+        wait_s: float,
+        worker: str,
+        begun: Callable[[bytes], object],
+    ) -> list[Granted]:
+        """Claim at one node; what is lost on the way is taken back. Args: as ``claim``."""
+        nodes = self._nodes
+        claim_id: bytes | None = None
+
+        def note(id: bytes) -> None:
+            nonlocal claim_id
+            claim_id = id
+            begun(id)
+
+        fast = self._at(node)
+        found: list[Granted] | None = None
+        try:
+            if fast is not None:
+                found = await fast.claim(template, limit, lease_s, wait_s, worker, note)
+            if found is None:  # its link is not open yet
+                note(_rng.bytes(CLAIM_ID_BYTES))
+                call = calls.claim(
+                    self._session,
+                    [template],
+                    limit=limit,
+                    lease=lease_s,
+                    wait_s=wait_s,
+                    worker=worker,
+                    claim_id=claim_id,
+                )
+                leases = (await nodes.link(node).send(call))["leases"]
+                found = [Granted.of(FORM, one) for one in leases]
+        except LodeqError as error:
+            nodes.note(node, error)
+            if isinstance(error, UnreachableError):
+                await take_back(nodes, node, claim_id)
+            raise
+        return found
+
+    # -- leases ------------------------------------------------------------------------
+
+    async def complete(self, lease: Granted, result: Any, keep: bool) -> bool:
+        """See ``FastCalls.complete``: at the leader of its shard."""
+        node = self._leader(lease.task_id)
+        fast = None if node is None else self._at(node)
+        if node is None or fast is None:
+            return False
+        try:
+            return await fast.complete(lease, result, keep)
+        except LodeqError as error:
+            self._nodes.note(node, error)
+            if isinstance(error, NotLeaderError | UnreachableError):
+                return False
+            raise
+
+    async def heartbeat_many(
+        self, leases: Sequence[Granted], seconds: float | None
+    ) -> list[datetime | str] | None:
+        """See ``FastCalls.heartbeat_many``: each at the leader of its shard, all at once."""
+        groups = self._by_leader(leases)
+        topology = self._nodes.topology
+        if groups is None or any(topology.is_doubted(node) for node in groups):
+            return None
+        asks = []
+        for node, places in groups.items():
+            fast = self._at(node)
+            if fast is None:
+                return None
+            part = leases if len(groups) == 1 else [leases[n] for n in places]
+            asks.append(partial(fast.heartbeat_many, part, seconds))
+        found: list[datetime | str] = [""] * len(leases)
+        for (node, places), got in zip(groups.items(), await gather(asks), strict=True):
+            if isinstance(got, LodeqError):
+                self._nodes.note(node, got)
+                if isinstance(got, NotLeaderError | UnreachableError):
+                    return None  # the same twice is the same as once
+                raise got
+            if got is None:
+                return None
+            for n, one in zip(places, got, strict=True):
+                found[n] = one
+        return found
+
+    async def complete_many(self, pairs: Sequence[tuple[Granted, Any]]) -> dict[int, str] | None:
+        """See ``FastCalls.complete_many``: each at the leader of its shard, all at once."""
+        groups = self._by_leader(lease for lease, _ in pairs)
+        if groups is None:
+            return None
+        parts = list(groups.items())
+        asks = [
+            partial(self._complete_part, node, [pairs[n] for n in places]) for node, places in parts
+        ]
+        lost: dict[int, str] = {}
+        failure: LodeqError | None = None
+        for (_, places), got in zip(parts, await gather(asks), strict=True):
+            if isinstance(got, LodeqError):
+                failure = failure or got
+            else:
+                lost |= {places[n]: why for n, why in got.items()}
+        if failure is not None:
+            raise failure
+        return lost
+
+    async def _complete_part(
+        self, node: str, pairs: Sequence[tuple[Granted, Any]]
+    ) -> dict[int, str]:
+        """End the leases of one node; the general way, where the short one is closed."""
+        fast = self._at(node)
+        lost: dict[int, str] | None = None
+        try:
+            if fast is not None:
+                lost = await fast.complete_many(pairs)
+        except (NotLeaderError, UnreachableError) as error:
+            self._nodes.note(node, error)
+        except CommitUnknownError as error:
+            self._nodes.note(node, error)
+            raise
+        if lost is not None:
+            return lost
+        lost, at = {}, 0
+        for call, n in calls.complete_many(self._session, pairs, None):
+            answer = (await self._send(call))["lost"]
+            lost |= {at + int(place): why for place, why in answer.items()}
+            at += n
+        return lost

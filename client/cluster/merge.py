@@ -1,0 +1,233 @@
+"""Answers of several nodes to one call, put together in the order that one node would give.
+
+A page ends where the first of the pages that it is made of ends: what a node has behind that may
+belong before what another has there. Positions and cursors are places in one order over all
+shards, so every node goes on from the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from ...engine.runtime.task_id import TaskId
+from ...repository.model.filters import FILTER_STATES, FINAL, Cursor
+from ..calls import Call
+
+__all__ = [
+    "counted",
+    "findings",
+    "found",
+    "health",
+    "history",
+    "listed",
+    "nothing",
+    "of_first",
+    "queue_stats",
+    "queues",
+    "released",
+    "stats",
+    "summed",
+    "workflows",
+]
+
+Docs = Sequence[Mapping[str, Any]]
+Doc = dict[str, Any]
+_OLDEST: Final = ("oldest_ready_age", "oldest_lease_age", "reaper_lag")  # the greatest counts
+_LISTS: Final = ("recoveries", "anomalies", "unreadable", "shards")
+
+
+def _sum(docs: Iterable[Mapping[str, Any]]) -> Doc:
+    """Numbers summed, ages by the greatest, lists behind one another, flags if any has them."""
+    out: Doc = {}
+    for doc in docs:
+        for name, value in doc.items():
+            had = out.get(name)
+            if had is None:
+                out[name] = list(value) if name in _LISTS else value
+            elif value is None or isinstance(value, str):
+                continue
+            elif name in _OLDEST:
+                out[name] = max(had, value)
+            elif isinstance(value, bool):
+                out[name] = had or value
+            else:
+                out[name] = had + list(value) if name in _LISTS else had + value
+    return out
+
+
+def summed(call: Call, docs: Docs) -> Doc:
+    """Counts of what was done."""
+    return _sum(docs)
+
+
+def nothing(call: Call, docs: Docs) -> Doc:
+    """Answers without members."""
+    return {}
+
+
+def of_first(call: Call, docs: Docs) -> Doc:
+    """The answer of one of them, where all have done the same."""
+    return dict(docs[0])
+
+
+def released(call: Call, docs: Docs) -> Doc:
+    """Leases of a claim that was taken back."""
+    return {"released": sum(doc["released"] for doc in docs)}
+
+
+def stats(call: Call, docs: Docs) -> Doc:
+    """Statistics of the engine. Totals are of the nodes that lead, since each was opened."""
+    out = _sum(docs)
+    out["shards"].sort(key=lambda one: one["shard"])
+    return out
+
+
+def queue_stats(call: Call, docs: Docs) -> Doc:
+    """Counts of a queue."""
+    out = _sum(docs)
+    if call.query.get("all_tenants") == "true" and not out["is_queue_paused"]:
+        out["is_paused"] = all(doc["is_paused"] for doc in docs)  # of the tenants of each node
+    return out
+
+
+def health(call: Call, docs: Docs) -> Doc:
+    """Whether all are well."""
+    reasons = [reason for doc in docs for reason in doc["reasons"]]
+    return {"ok": all(doc["ok"] for doc in docs), "reasons": list(dict.fromkeys(reasons))}
+
+
+def findings(call: Call, docs: Docs) -> Doc:
+    """What ``verify`` found."""
+    listed = [one for doc in docs for one in doc["findings"]]
+    return {"ok": all(doc["ok"] for doc in docs), "findings": listed}
+
+
+def counted(call: Call, docs: Docs) -> Doc:
+    """The number of tasks that a filter means."""
+    return {
+        "count": sum(doc["count"] for doc in docs),
+        "is_exact": all(doc["is_exact"] for doc in docs),
+        "has_cut_previews": any(doc.get("has_cut_previews", False) for doc in docs),
+    }
+
+
+def queues(call: Call, docs: Docs) -> Doc:
+    """A page of queues with their counts."""
+
+    def name_of(one: Mapping[str, Any]) -> tuple[str, str]:
+        return one["queue"], one["tenant"]
+
+    ends: list[tuple[str, str]] = []
+    by_name: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for doc in docs:
+        if doc["next"] is not None:
+            queue, _, tenant = doc["next"].partition("/")
+            ends.append((queue, tenant))
+        for one in doc["queues"]:
+            by_name.setdefault(name_of(one), []).append(one)
+    bound = min(ends, default=None)
+    names = sorted(name for name in by_name if bound is None or name <= bound)
+    rows = [_sum(by_name[name]) for name in names]
+    return {"queues": rows, "next": None if bound is None else "/".join(bound)}
+
+
+def listed(call: Call, docs: Docs) -> Doc:
+    """A page of a queue's tasks, in the order of their positions."""
+    limit = int(call.query["limit"])
+    ends = [
+        doc["tasks"][-1]["position"]
+        for doc in docs
+        if doc["tasks"] and (doc["more"] or len(doc["tasks"]) >= limit)
+    ]
+    bound = min(ends, default=None)
+    tasks = sorted((one for doc in docs for one in doc["tasks"]), key=lambda one: one["position"])
+    if bound is not None:
+        tasks = [one for one in tasks if one["position"] <= bound]
+    kept = tasks[:limit]
+    return {"tasks": kept, "more": bound is not None and len(kept) < limit}
+
+
+def _newest(
+    docs: Docs, name: str, id_name: str, limit: int, place: Callable[[str], int]
+) -> tuple[list[Any], int, bool]:
+    """Rows of pages that go from the newest id down; where the next page begins, or -1.
+
+    Args:
+        docs: the pages.
+        name: of their rows.
+        id_name: of the id of a row.
+        limit: rows at most.
+        place: the number in a cursor: rows from it on have been looked at.
+    """
+    bound = max([place(doc["cursor"]) for doc in docs if doc["cursor"] is not None], default=-1)
+
+    def number(row: Mapping[str, Any]) -> int:
+        return int.from_bytes(TaskId(row[id_name]), "big")
+
+    rows = sorted((row for doc in docs for row in doc[name]), key=number, reverse=True)
+    rows = [row for row in rows if number(row) >= bound]
+    if len(rows) > limit:
+        return rows[:limit], number(rows[limit - 1]), False
+    return rows, bound, bound >= 0 and len(rows) < limit
+
+
+def history(call: Call, docs: Docs) -> Doc:
+    """A page of ended tasks, the newest id first."""
+    limit = int(call.query["limit"])
+    rows, at, is_short = _newest(docs, "results", "task_id", limit, lambda text: int(text, 16))
+    return {
+        "results": rows,
+        "cursor": None if at < 0 else f"{at:032x}",
+        "is_short": is_short,
+        "has_cut_previews": any(doc.get("has_cut_previews", False) for doc in docs),
+    }
+
+
+def workflows(call: Call, docs: Docs) -> Doc:
+    """A page of workflows, the newest first."""
+
+    def place(text: str) -> int:
+        return int.from_bytes(TaskId(text), "big")
+
+    limit = int(call.query["limit"])
+    rows, at, is_short = _newest(docs, "workflows", "id", limit, place)
+    cursor = None if at < 0 else str(TaskId(at.to_bytes(16, "big")))
+    return {"workflows": rows, "cursor": cursor, "is_short": is_short}
+
+
+# -- search ------------------------------------------------------------------------------
+
+
+def _place(queue: str, state: str, position: bytes) -> tuple[bool, str, int, Any]:
+    """Where a task, or a cursor, stands in the order of a search: ended tasks by falling ids."""
+    if state in FINAL:
+        return True, "", 0, -int.from_bytes(position, "big")
+    return False, queue, FILTER_STATES.index(state), position
+
+
+def found(call: Call, docs: Docs) -> Doc:
+    """A page of a search, all of whose requests had a cursor."""
+    limit = call.doc["limit"]
+    cursors = [Cursor.of(doc["cursor"]) for doc in docs if doc["cursor"] is not None]
+    end = min(cursors, key=lambda one: _place(one.queue, one.state, one.position), default=None)
+
+    def place(task: Mapping[str, Any]) -> tuple[bool, str, int, Any]:
+        return _place(task["queue"], task["state"], task["position"])
+
+    tasks = sorted((task for doc in docs for task in doc["tasks"]), key=place)
+    if end is not None:
+        bound = _place(end.queue, end.state, end.position)
+        tasks = [task for task in tasks if place(task) <= bound]
+    is_cut = len(tasks) > limit
+    tasks = tasks[:limit]
+    if is_cut:
+        last, start = tasks[-1], Cursor.of(call.doc["cursor"])
+        end = replace(start, queue=last["queue"], state=last["state"], position=last["position"])
+    return {
+        "tasks": tasks,
+        "cursor": None if end is None else end.text(),
+        "is_short": end is not None and len(tasks) < limit,
+        "has_cut_previews": any(doc.get("has_cut_previews", False) for doc in docs),
+    }

@@ -1,0 +1,389 @@
+"""Calls that concern several shards: sent to their leaders, and put together again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from ...errors import (
+    CommitUnknownError,
+    IncompleteError,
+    LodeqError,
+    NotLeaderError,
+    UnreachableError,
+    UsageError,
+)
+from ...repository.model.filters import FILTER_STATES, Cursor
+from ...repository.model.values import Receipt
+from ..calls import REDRIVE_ERRORS, Call
+from .merge import found
+from .nodes import MAP, Nodes
+from .target import Doubt, Patience, scoped
+from .together import gather, pause
+
+__all__ = ["act", "all_nodes", "anywhere", "enqueue", "find", "redrive", "split", "whole"]
+
+Docs = Sequence[Mapping[str, Any]]
+_AT: Final = re.compile(r"tasks\[(\d{1,9})\](.*)", re.DOTALL)
+_CURSOR: Final = re.compile(r"(\d{1,4}):(.*)", re.DOTALL)
+_NO_ANSWER: Final = NotLeaderError, UnreachableError, CommitUnknownError
+HEARTBEAT_S: Final = 5.0  # for a leader that does not answer, or is not there
+
+
+# -- all shards --------------------------------------------------------------------------
+
+
+async def whole(nodes: Nodes, call: Call, merge: Callable[[Call, Docs], Any]) -> Any:
+    """Ask the leaders of all shards, each about its own.
+
+    Args:
+        nodes: of the cluster.
+        call: without shards.
+        merge: puts the answers together.
+
+    Raises:
+        IncompleteError: the leaders of some shards were not found in time.
+        LodeqError: what a leader refused, once all others have answered.
+    """
+    await nodes.refresh()
+    left = set(range(nodes.topology.shards))
+    answers: list[Any] = []
+    failure: LodeqError | None = None
+    last: LodeqError | None = None
+    patience = Patience(nodes.patience_s)
+    while left:
+        groups = nodes.topology.by_leader(left)
+        asks = [partial(nodes.ask, node, scoped(call, shards)) for node, shards in groups.items()]
+        outcomes = await gather(asks) if asks else []
+        for (node, shards), outcome in zip(groups.items(), outcomes, strict=True):
+            if isinstance(outcome, NotLeaderError):
+                nodes.topology.refused(node, shards, outcome.leader)
+                last = outcome
+            elif isinstance(outcome, UnreachableError):
+                last = outcome
+            elif isinstance(outcome, LodeqError):
+                failure = failure or outcome
+                left -= set(shards)
+            else:
+                answers.append(outcome)
+                left -= set(shards)
+        if not left or patience.is_over:
+            break
+        nodes.topology.is_stale = True
+        await pause(patience.next_s())
+        await nodes.refresh()
+    if failure is not None:
+        raise failure
+    if left and not answers:
+        raise last or UnreachableError(f"{nodes.target.url}: no shard of the cluster has a leader")
+    if left:
+        raise IncompleteError(
+            f"incomplete: shards {sorted(left)} have no leader that answers ({last}); 'found' is "
+            "what the others have: repeat the call later",
+            shards=tuple(sorted(left)),
+            found=merge(call, answers),
+        )
+    return merge(call, answers)
+
+
+async def all_nodes(nodes: Nodes, call: Call, merge: Callable[[Call, Docs], Any]) -> Any:
+    """Ask every node that is known.
+
+    Args:
+        nodes: of the cluster.
+        call: the same for all.
+        merge: puts the answers together.
+
+    Raises:
+        LodeqError: the first node that refused or did not answer, once the others have.
+    """
+    await nodes.refresh()
+    known = list(nodes.topology.urls)
+    outcomes = await gather([partial(nodes.ask, node, call) for node in known])
+    answers: list[Any] = []
+    failure: LodeqError | None = None
+    for node, outcome in zip(known, outcomes, strict=True):
+        if not isinstance(outcome, LodeqError):
+            answers.append(outcome)
+        elif call.path == "/health":
+            url = nodes.topology.urls[node]
+            answers.append({"ok": False, "reasons": [f"{url} does not answer: {outcome}"]})
+        else:
+            failure = failure or outcome
+    if failure is not None and (call.path != "/leases/cancel_claim" or not answers):
+        raise failure
+    return merge(call, answers)
+
+
+async def _begin(nodes: Nodes) -> str:
+    """The cursor of a search that begins now: the latest moment of all leaders.
+
+    Their clocks and sequence numbers differ. With the latest no task is passed over that is there.
+    """
+    asks = [partial(nodes.ask, node, MAP) for node in await nodes.leaders()]
+    maps = [one for one in await gather(asks) if not isinstance(one, LodeqError)]
+    started_us = max((one["now_us"] for one in maps), default=0)
+    seq = max((one["seq"] for one in maps), default=0)
+    if not maps:
+        raise UnreachableError(f"{nodes.target.url}: no node of the cluster answers")
+    return Cursor("", FILTER_STATES[0], b"", started_us, seq).text()
+
+
+async def find(nodes: Nodes, call: Call) -> Any:
+    """A page of a search; every node goes on from the same place."""
+    if call.doc["cursor"] is None:
+        call = call._replace(doc={**call.doc, "cursor": await _begin(nodes)})
+    return await whole(nodes, call, found)
+
+
+async def act(nodes: Nodes, call: Call) -> Any:
+    """One slice of an act: of one shard; its cursor names the shard where the next begins."""
+    await nodes.refresh()
+    shards = nodes.topology.shards
+    cursor = call.doc["cursor"]
+    if cursor is None:
+        at, inner = 0, await _begin(nodes)
+    else:
+        named = _CURSOR.fullmatch(cursor) if isinstance(cursor, str) else None
+        if named is None or int(named[1]) >= shards:
+            raise UsageError(f"cursor {cursor!r:.80} is not one: take it from the page before")
+        at, inner = int(named[1]), named[2]
+    begin = replace(Cursor.of(inner), queue="", state=FILTER_STATES[0], position=b"").text()
+    done = skipped = 0
+    refused: dict[str, str] = {}
+    while True:
+        left = call.doc["limit"] - done - skipped - len(refused)
+        doc = {**call.doc, "cursor": inner, "limit": left}
+        report = await nodes.follow(scoped(call._replace(doc=doc), [at]), at)
+        done += report["done"]
+        skipped += report["skipped"]
+        refused |= report["refused"]
+        is_through = report["cursor"] is None
+        at, inner = (at + 1, begin) if is_through else (at, report["cursor"])
+        more = None if at == shards else f"{at}:{inner}"
+        if more is None or not is_through or done + skipped + len(refused) >= call.doc["limit"]:
+            return {"done": done, "skipped": skipped, "refused": refused, "cursor": more}
+
+
+async def redrive(nodes: Nodes, call: Call) -> Any:
+    """Redrive named tasks, each at the leader of its shard."""
+    await nodes.refresh()
+    by_shard: dict[int, list[bytes]] = {}
+    for one in call.doc["ids"]:
+        by_shard.setdefault(nodes.topology.shard_of(one), []).append(one)
+    if not by_shard:
+        by_shard[0] = []
+    parts = [
+        partial(nodes.follow, call._replace(doc={**call.doc, "ids": ids}), shard)
+        for shard, ids in by_shard.items()
+    ]
+    redriven = 0
+    problem: LodeqError | None = None
+    for outcome in await gather(parts):
+        if not isinstance(outcome, LodeqError):
+            redriven += outcome["redriven"]
+        elif problem is None or isinstance(problem, REDRIVE_ERRORS):
+            problem = outcome  # what says more than that one task could not be
+    if problem is not None:
+        raise problem
+    return {"redriven": redriven}
+
+
+# -- many leases -------------------------------------------------------------------------
+
+
+async def split(nodes: Nodes, call: Call) -> Any:
+    """Heartbeats or ends of many leases, each at the leader of its shard.
+
+    Of heartbeats that reached no leader in time ``unknown`` has the positions: those leases are not
+    lost by that.
+
+    Raises:
+        LodeqError: of the first part that failed, once all others are answered.
+    """
+    await nodes.refresh()
+    leases = call.doc["leases"]
+    is_beat = call.path.endswith("heartbeat_many")
+    by_shard: dict[int, list[int]] = {}
+    for n, lease in enumerate(leases):
+        by_shard.setdefault(nodes.topology.shard_of(lease["task_id"]), []).append(n)
+    patience_s = min(nodes.patience_s, HEARTBEAT_S) if is_beat else None
+    timeout_s = min(nodes.target.timeout_s, HEARTBEAT_S) if is_beat else call.timeout_s
+    parts = [
+        partial(
+            nodes.follow,
+            call._replace(
+                doc={**call.doc, "leases": [leases[n] for n in places]}, timeout_s=timeout_s
+            ),
+            shard,
+            patience_s=patience_s,
+        )
+        for shard, places in by_shard.items()
+    ]
+    outcomes = await gather(parts) if parts else []
+    lost: dict[str, str] = {}
+    deadlines: list[Any] = [None] * len(leases)
+    unknown: list[int] = []
+    failure: LodeqError | None = None
+    for places, outcome in zip(by_shard.values(), outcomes, strict=True):
+        if isinstance(outcome, LodeqError):
+            is_unknown = is_beat and isinstance(outcome, _NO_ANSWER)
+            unknown += places if is_unknown else ()
+            failure = failure or (None if is_unknown else outcome)
+            continue
+        lost |= {str(places[int(n)]): why for n, why in outcome["lost"].items()}
+        unknown += [places[n] for n in outcome.get("unknown", ())]
+        for n, deadline in zip(places, outcome.get("deadlines", ()), strict=False):
+            deadlines[n] = deadline
+    if failure is not None:
+        raise failure
+    return {"lost": lost, "deadlines": deadlines, "unknown": unknown}
+
+
+# -- new tasks ---------------------------------------------------------------------------
+
+
+async def anywhere(nodes: Nodes, call: Call, first: str | None = None) -> Any:
+    """A call that any leader may take; a refusal says who takes it where a key decides.
+
+    Args:
+        nodes: of the cluster.
+        call: without shards.
+        first: the identity of the node to begin with; None: the next in turn.
+
+    Raises:
+        NotLeaderError, UnreachableError: nobody took it in time.
+        CommitUnknownError: its answer was lost, and it has no key or nobody was found any more.
+    """
+    doc = call.doc or {}
+    is_repeatable = call.is_repeatable or doc.get("dedup_key") is not None
+    patience = Patience(nodes.patience_s)
+    node = first or (await nodes.leaders())[0]
+    with Doubt() as doubt:
+        while True:
+            try:
+                return await nodes.ask(node, call)
+            except NotLeaderError as error:
+                following, last = nodes.topology.known(error.leader), error
+            except UnreachableError as error:
+                following, last = None, error  # type: ignore[assignment]
+            except CommitUnknownError as error:
+                if not is_repeatable:
+                    raise
+                doubt.of(error)
+                following, last = None, error  # type: ignore[assignment]
+            if patience.is_over:
+                raise last
+            await pause(patience.next_s())
+            node = following or (await nodes.leaders())[0]
+
+
+class _Batch:
+    """The tasks of one enqueue, and what came of them."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.tasks: list[Any] = call.doc["tasks"]
+        self.receipts: list[Any] = [None] * len(self.tasks)
+
+    def part(self, places: Sequence[int]) -> Call:
+        """The request for some of the tasks."""
+        doc = {**self.call.doc, "tasks": [self.tasks[n] for n in places]}
+        return self.call._replace(doc=doc)
+
+    def take(self, places: Sequence[int], receipts: Sequence[Any]) -> list[int]:
+        """Note what was enqueued; return the places of what was not."""
+        for n, receipt in zip(places, receipts, strict=False):
+            if receipt is not None:
+                self.receipts[n] = receipt
+        return [n for n in places if self.receipts[n] is None]
+
+    def is_keyed(self, places: Sequence[int]) -> bool:
+        """Whether all of these may be sent twice."""
+        return all(self.tasks[n].get("dedup_key") is not None for n in places)
+
+    def failed(self, error: LodeqError, places: Sequence[int]) -> LodeqError:
+        """The error of a part as that of the whole."""
+        self.take(places, error.receipts or ())
+        named = _AT.match(str(error))
+        if isinstance(error, UsageError) and named is not None and int(named[1]) < len(places):
+            error.args = (f"tasks[{places[int(named[1])]}]{named[2]}", *error.args[1:])
+        error.receipts = [None if one is None else _receipt_of(one) for one in self.receipts]
+        return error
+
+
+def _receipt_of(one: Any) -> Receipt:
+    from ..documents.records import receipt_of  # noqa: PLC0415 - only where something failed
+
+    return one if isinstance(one, Receipt) else receipt_of(one)
+
+
+def _doc_of(one: Any) -> Any:
+    if not isinstance(one, Receipt):
+        return one
+    replaced = None if one.replaced is None else bytes(one.replaced)
+    return {"id": bytes(one.id), "duplicate": one.duplicate, "replaced": replaced}
+
+
+async def enqueue(nodes: Nodes, call: Call) -> Any:
+    """Enqueue tasks: all at one node, and what it refuses at the leaders that it names.
+
+    Tasks with a key lie where the key says, which only a node can tell. Tasks that wait for others
+    are placed by the first of those.
+
+    Raises:
+        LodeqError: its ``receipts`` are those of the tasks that were enqueued all the same.
+    """
+    batch = _Batch(call)
+    node = (await nodes.leaders())[0]
+    work: list[tuple[str | None, list[int], int | None]] = []
+    by_shard: dict[int | None, list[int]] = {}
+    for n, task in enumerate(batch.tasks):
+        after = None if call.doc.get("atomic") else task.get("after")
+        shard = nodes.topology.shard_of(after[0]) if after else None
+        by_shard.setdefault(shard, []).append(n)
+    for shard, places in by_shard.items():
+        work.append((node if shard is None else nodes.topology.leader(shard), places, shard))
+    patience = Patience(nodes.patience_s)
+    with Doubt() as doubt:
+        while work:
+            at, places, shard = work.pop(0)
+            if at is None:  # nobody is known to lead it
+                try:
+                    at = (await nodes.leaders())[0]
+                except LodeqError as error:
+                    raise batch.failed(error, places) from error
+            following: str | None = None
+            last: LodeqError
+            rest = places
+            try:
+                doc = await nodes.ask(at, batch.part(places))
+                batch.take(places, doc["receipts"])
+                continue
+            except NotLeaderError as error:
+                rest = batch.take(places, error.receipts or ())
+                following, last = nodes.topology.known(error.leader), error
+            except UnreachableError as error:
+                last = error
+            except CommitUnknownError as error:
+                rest = batch.take(places, error.receipts or ())
+                if not batch.is_keyed(rest):
+                    raise batch.failed(error, places) from error
+                doubt.of(error)
+                last = error
+            except LodeqError as error:
+                raise batch.failed(error, places) from error
+            if not rest:
+                continue
+            if len(rest) == len(places):
+                if patience.is_over:
+                    raise batch.failed(last, places) from last
+                await pause(patience.next_s())
+            if following is None and shard is not None:
+                await nodes.refresh()
+                following = nodes.topology.leader(shard)
+            work.append((following, rest, shard))
+    return {"receipts": [_doc_of(one) for one in batch.receipts]}

@@ -1,0 +1,101 @@
+"""Where a client of a cluster goes, and how long it tries."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import inf
+from types import TracebackType
+from typing import Final, Self
+
+from ...engine.runtime.clock import SystemClock
+from ...errors import CommitUnknownError, NotLeaderError, UnreachableError
+from ..calls import Call
+from ..transport.transport import Target
+from .address import node_addresses
+
+__all__ = ["ClusterTarget", "Doubt", "Patience", "scoped"]
+
+_PAUSES_S: Final = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+_mono = SystemClock.mono
+
+
+class ClusterTarget:
+    """The address of a cluster, its token, and how long to wait for an answer.
+
+    Attributes:
+        front: address of the supervisor, where the nodes are processes that have one store between
+            them (docs/how-to/many-cores.md); None: they are a cluster.
+    """
+
+    def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
+        self.url = url
+        self.front: str | None = None
+        self.token = token
+        self.timeout_s = timeout_s
+        self.given = node_addresses(url)
+        for one in self.given:
+            Target(one, token, timeout_s)  # it is checked before anything is sent
+
+    def node(self, url: str, timeout_s: float | None = None, *, connect_s: float = inf) -> Target:
+        """The target of one node.
+
+        Args:
+            url: its address.
+            timeout_s: seconds, if it is to be given up sooner than the cluster.
+            connect_s: seconds until it is where it does not even say hello.
+        """
+        least_s = min(self.timeout_s, timeout_s or self.timeout_s)
+        return Target(url, self.token, least_s, connect_s=connect_s)
+
+
+class Patience:
+    """The pauses between tries of one call, and when it is given up."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = _mono() + seconds
+        self._n = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was long enough."""
+        return self._n >= len(_PAUSES_S) and _mono() >= self._until
+
+    def next_s(self) -> float:
+        """Seconds until the next try; the first follows at once."""
+        self._n += 1
+        return _PAUSES_S[min(self._n, len(_PAUSES_S)) - 1]
+
+
+class Doubt:
+    """Around the tries of one call: one whose answer was lost may have been done.
+
+    Where a later try finds nobody, what is raised is that it is unknown, not that nothing was done.
+
+    Attributes:
+        unknown: of the first try whose answer was lost.
+    """
+
+    def __init__(self) -> None:
+        self.unknown: CommitUnknownError | None = None
+
+    def of(self, error: CommitUnknownError) -> None:
+        """The answer of a try was lost."""
+        self.unknown = self.unknown or error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.unknown is not None and isinstance(error, NotLeaderError | UnreachableError):
+            self.unknown.receipts = error.receipts or self.unknown.receipts
+            raise self.unknown from error
+
+
+def scoped(call: Call, shards: Collection[int]) -> Call:
+    """The same call about these shards alone."""
+    return call._replace(query={**call.query, "shards": ",".join(map(str, sorted(shards)))})

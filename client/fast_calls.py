@@ -1,0 +1,224 @@
+"""The calls a queue lives by, the short way: compact entries of the link in place of documents.
+
+Each returns None, with nothing sent, where the call is not of the common form or no link is open;
+the caller then goes the general way, which opens one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+from ..errors import UsageError
+from ..repository.model.codec import encode_value
+from ..repository.model.values import NewTask, Receipt
+from .calls import CHUNK_BYTES_MAX, Call, QueueTemplate, Session
+from .documents.records import Granted
+from .transport.entries import (
+    AnswerLostError,
+    NotBegunError,
+    granted_of,
+    moment_of,
+    read_answer,
+    task_id_of,
+    task_ids_of,
+)
+from .transport.framed_link import FramedLink
+from .transport.layout import Op
+from .transport.shared_link import SharedLink
+
+__all__ = ["FastCalls"]
+
+_ENQUEUE: Final = Call("POST", "/tasks", is_write=True)
+_CLAIM: Final = Call("POST", "/leases/claim")
+_COMPLETE: Final = Call("POST", "/leases/complete", is_write=True)
+_VALUE_BYTES_MAX: Final = 1 << 20
+_PLAIN: Final = NewTask(None)[1:]
+_ENQUEUE_OP, _ENQUEUE_MANY_OP, _CLAIM_OP = int(Op.ENQUEUE), int(Op.ENQUEUE_MANY), int(Op.CLAIM)
+_COMPLETE_OP, _COMPLETE_MANY_OP = int(Op.COMPLETE), int(Op.COMPLETE_MANY)
+_HEARTBEAT_OP: Final = int(Op.HEARTBEAT)
+_receipt: Final = tuple.__new__
+
+
+def _all_granted(entries: Sequence[Any], queue: str) -> list[Granted]:
+    return [granted_of(one, queue) for one in entries]
+
+
+def _all_deadlines(entries: Sequence[Any]) -> list[datetime | str]:
+    return [one if isinstance(one, str) else moment_of(one) for one in entries]
+
+
+class FastCalls:
+    """The short way over one client's link."""
+
+    def __init__(self, link: FramedLink | SharedLink, session: Session) -> None:
+        self._link = link
+        self._session = session
+        self._limits = session.limits
+        # The deadline of each request: the server begins nothing that this client has given up.
+        self._timeout_s = link.target.timeout_s
+
+    async def enqueue(self, template: QueueTemplate, payload: Any) -> Receipt | None:
+        """``Queue.enqueue`` without options."""
+        limit = self._limits.payload_bytes_max
+        if type(payload) is bytes and len(payload) <= limit:
+            kind, data = 0, payload
+        else:
+            kind, data = encode_value(payload, template.codec, limit, "payload")
+        if template.is_all or len(data) > _VALUE_BYTES_MAX:
+            return None
+        connection = self._link.taken(_ENQUEUE_OP)
+        if connection is None:
+            return None
+        try:
+            answer = await connection.ask(_ENQUEUE_OP, template, (kind, data, self._timeout_s))
+            task_id = read_answer(task_id_of, answer)
+        except NotBegunError:
+            return None
+        except AnswerLostError as exc:
+            raise self._link.target.lost(_ENQUEUE, exc) from exc
+        receipt: Receipt = _receipt(Receipt, (task_id, False, None))
+        return receipt
+
+    async def enqueue_many(
+        self, template: QueueTemplate, tasks: Sequence[NewTask]
+    ) -> list[Receipt] | None:
+        """``Queue.enqueue_many`` of tasks without options, whose payloads are of one kind."""
+        if template.is_all or not 0 < len(tasks) <= self._session.batch_max:
+            return None
+        limit, codec = self._limits.payload_bytes_max, template.codec
+        payloads: list[bytes] = []
+        size, first = 0, -1
+        for task in tasks:
+            if not isinstance(task, NewTask) or task[1:] != _PLAIN:
+                return None
+            try:
+                kind, data = encode_value(task[0], codec, limit, "payload")
+            except UsageError as error:
+                error.at(len(payloads))
+                raise
+            size += len(data)
+            if kind != first:
+                if payloads:
+                    return None
+                first = kind
+            payloads.append(data)
+        if size > CHUNK_BYTES_MAX:
+            return None
+        connection = self._link.taken(_ENQUEUE_MANY_OP)
+        if connection is None:
+            return None
+        try:
+            members = first, payloads, self._timeout_s
+            answer = await connection.ask(_ENQUEUE_MANY_OP, template, members)
+            ids = read_answer(partial(task_ids_of, n=len(payloads)), answer)
+        except NotBegunError:
+            return None
+        except AnswerLostError as exc:
+            raise self._link.target.lost(_ENQUEUE, exc) from exc
+        return [_receipt(Receipt, (one, False, None)) for one in ids]
+
+    async def claim(
+        self,
+        template: QueueTemplate,
+        limit: int,
+        lease_s: float,
+        wait_s: float,
+        worker: str,
+        begun: Callable[[bytes], object],
+    ) -> list[Granted] | None:
+        """``Queue.claim``, one poll.
+
+        Args:
+            template: the queue.
+            limit: 1 to 4,096.
+            lease_s: seconds.
+            wait_s: seconds that this poll may wait.
+            worker: at most 256 bytes, checked.
+            begun: called with the id by which it can be taken back, before it is sent.
+        """
+        connection = self._link.taken(_CLAIM_OP)
+        if connection is None:
+            return None
+        members = limit, lease_s, wait_s, worker, wait_s + self._timeout_s
+        try:
+            answer = await connection.ask(_CLAIM_OP, template, members, wait_s, begun)
+            return read_answer(partial(_all_granted, queue=template.name), answer)
+        except NotBegunError:
+            return None
+        except AnswerLostError as exc:
+            raise self._link.target.lost(_CLAIM, exc) from exc
+
+    async def complete(self, lease: Granted, result: Any, keep: bool) -> bool:
+        """``Lease.complete`` without follow-ups. False: go the general way."""
+        kind: int | None = None
+        data: bytes | None = None
+        if result is not None:
+            codec = self._session.codecs.get(lease.queue)
+            kind, data = encode_value(result, codec, self._limits.result_bytes_max, "result")
+            if len(data) > _VALUE_BYTES_MAX:
+                return False
+        connection = self._link.taken(_COMPLETE_OP)
+        if connection is None:
+            return False
+        proof = bytes(lease.task_id), lease.epoch, lease.token
+        try:
+            await connection.ask(_COMPLETE_OP, None, (*proof, kind, data, keep, self._timeout_s))
+        except NotBegunError:
+            return False
+        except AnswerLostError as exc:
+            if keep and lease.policy.retention_ms > 0:
+                return False  # the same twice is the same as once
+            raise self._link.target.lost(_COMPLETE, exc) from exc
+        return True
+
+    async def heartbeat_many(
+        self, leases: Sequence[Granted], seconds: float | None
+    ) -> list[datetime | str] | None:
+        """``Engine.heartbeat_many``: a deadline for each, or how its lease was lost."""
+        if len(leases) > self._session.batch_max:
+            return None
+        connection = self._link.taken(_HEARTBEAT_OP)
+        if connection is None:
+            return None
+        proofs = [(bytes(one.task_id), one.epoch, one.token) for one in leases]
+        try:
+            members = proofs, seconds, self._timeout_s
+            answer = await connection.ask(_HEARTBEAT_OP, None, members)
+            return read_answer(_all_deadlines, answer)
+        except (NotBegunError, AnswerLostError):  # the same twice is the same as once
+            return None
+
+    async def complete_many(self, pairs: Sequence[tuple[Granted, Any]]) -> dict[int, str] | None:
+        """``Engine.complete_many``: the details of leases that had ended, by position."""
+        if len(pairs) > self._session.batch_max:
+            return None
+        codecs, limit = self._session.codecs, self._limits.result_bytes_max
+        entries: list[Any] = []
+        size = 0
+        is_kept = True
+        for lease, result in pairs:
+            kind: int | None = None
+            data: bytes | None = None
+            if result is not None:
+                kind, data = encode_value(result, codecs.get(lease.queue), limit, "result")
+                size += len(data)
+            is_kept = is_kept and lease.policy.retention_ms > 0
+            entries.append((bytes(lease.task_id), lease.epoch, lease.token, kind, data))
+        if size > CHUNK_BYTES_MAX:
+            return None
+        connection = self._link.taken(_COMPLETE_MANY_OP)
+        if connection is None:
+            return None
+        try:
+            answer = await connection.ask(_COMPLETE_MANY_OP, None, (entries, self._timeout_s))
+            lost: dict[int, str] = read_answer(dict, answer)
+        except NotBegunError:
+            return None
+        except AnswerLostError as exc:
+            if is_kept:
+                return None
+            raise self._link.target.lost(_COMPLETE, exc) from exc
+        return lost

@@ -1,0 +1,111 @@
+"""The link of an asyncio client: opens the connection, and another when that is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ...errors import ClosedError, InvariantError
+from ..calls import CLOSED, FORM, Call
+from .connection import FramedConnection
+from .entries import AnswerLostError, NotBegunError, SilentError, read_answer
+from .target import TRIES, FramedTarget, GivenUp
+
+__all__ = ["FramedLink"]
+
+
+class FramedLink:
+    """Calls over one connection at a time, shared by all tasks of a loop."""
+
+    def __init__(self, target: FramedTarget, is_given_up: GivenUp | None = None) -> None:
+        self.target = target
+        self._is_given_up = is_given_up
+        self._connection: FramedConnection | None = None
+        self._opening: asyncio.Task[FramedConnection] | None = None
+        self._is_closed = False
+
+    @property
+    def connection(self) -> FramedConnection | None:
+        """The connection, if it is open."""
+        found = self._connection
+        return found if found is not None and found.is_open else None
+
+    def taken(self, operation: int) -> FramedConnection | None:
+        """The connection for one request, if it is open and takes that operation now."""
+        found = self._connection
+        if found is None or not found.is_open or found.is_paused:
+            return None
+        return found if operation in found.operations else None
+
+    async def connected(self) -> FramedConnection:
+        """The connection, opened if need be.
+
+        Raises:
+            UnreachableError: nobody answers there. NotSpokenError: the server speaks HTTP only.
+            AccessDeniedError: the token is wrong.
+        """
+        for _ in range(TRIES):
+            if self._is_closed:
+                raise ClosedError(CLOSED)
+            found = self.connection
+            if found is not None:
+                return found
+            if self._opening is None:
+                self._opening = asyncio.get_running_loop().create_task(self._open())
+                self._opening.add_done_callback(self._opened)
+            opening = self._opening
+            # Not cancelled with one of those who wait for it.
+            await asyncio.wait([opening])
+            if opening.cancelled():
+                raise ClosedError(CLOSED)
+            opening.result()
+        raise self.target.closing()
+
+    def _opened(self, task: asyncio.Task[FramedConnection]) -> None:
+        self._opening = None
+        if not task.cancelled() and task.exception() is None:
+            if self._is_closed:
+                task.result().close(ClosedError(CLOSED))
+            else:
+                self._connection = task.result()
+
+    async def _open(self) -> FramedConnection:
+        loop = asyncio.get_running_loop()
+        connection = FramedConnection(loop, self.target.timeout_s, self._is_given_up)
+        try:
+            await connection.open(self.target)
+        except OSError as exc:  # TimeoutError is one
+            raise self.target.unreached(exc) from exc
+        return connection
+
+    async def send(self, call: Call) -> Any:
+        """Send a call and return the document of its answer, or raise the error in it.
+
+        Raises:
+            NotSpokenError, TooLargeError: it was not sent: use HTTP.
+        """
+        for is_last in (not call.is_repeatable, True):
+            try:
+                return await self._ask(call)
+            except AnswerLostError as exc:
+                if is_last or isinstance(exc, SilentError):
+                    raise self.target.lost(call, exc) from exc
+        raise InvariantError("the last try neither returned nor raised")
+
+    async def _ask(self, call: Call) -> Any:
+        for _ in range(TRIES):
+            connection = await self.connected()
+            try:
+                return read_answer(FORM.loads, await connection.send(call))
+            except NotBegunError:
+                continue  # it was closing: nothing was done
+        raise self.target.closing()
+
+    async def aclose(self) -> None:
+        """Close the connection. Whoever waits for an answer gets ``ClosedError``."""
+        self._is_closed = True
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        if self._connection is not None:
+            self._connection.close(ClosedError(CLOSED))

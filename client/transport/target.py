@@ -1,0 +1,62 @@
+"""Where a link leads, and the errors of one that is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import Final, NamedTuple
+
+from ...errors import CommitUnknownError, LodeqError, UnreachableError
+from ..calls import Call
+
+__all__ = ["SILENCE_S", "TRIES", "FramedTarget", "GivenUp"]
+
+TRIES: Final = 8  # with a server that closes before anything is begun
+SILENCE_S: Final = 1.0  # in which a server that has been asked something sends nothing
+# Whether a server that has sent nothing for that long is to be given up: another has its place.
+GivenUp = Callable[[], Awaitable[bool]]
+
+
+class FramedTarget(NamedTuple):
+    """The address of a server.
+
+    Attributes:
+        url: as the user gave it, for errors.
+        address: a socket's path, or host and port.
+        token: the server's, if it has one.
+        timeout_s: seconds until a server that does not answer is given up.
+        connect_s: seconds until it is where it does not even say hello, if that is sooner.
+    """
+
+    url: str
+    address: str | tuple[str, int]
+    token: str | None
+    timeout_s: float
+    connect_s: float = inf
+
+    @property
+    def hello_s(self) -> float:
+        """Seconds until a connection is there, hello and welcome included."""
+        return min(self.timeout_s, self.connect_s)
+
+    def __repr__(self) -> str:
+        return f"<FramedTarget {self.url}>"  # not the token
+
+    def unreached(self, exc: Exception) -> UnreachableError:
+        """The error where no connection could be made."""
+        text = f"{self.url}: {type(exc).__name__} {exc}".rstrip()
+        return UnreachableError(f"{text}; is the server running?")
+
+    def closing(self) -> UnreachableError:
+        """The error where the server has closed ``TRIES`` times, with nothing begun."""
+        return UnreachableError(f"{self.url}: the server keeps closing the connection")
+
+    def lost(self, call: Call, exc: Exception) -> LodeqError:
+        """The error where a request was sent and its answer will not come."""
+        text = f"{self.url}: {exc}".rstrip(": ")
+        if not call.is_write:
+            return UnreachableError(f"{text}; is the server running?")
+        return CommitUnknownError(
+            f"{text}: the answer to {call.method} {call.path} was lost; it may have happened, "
+            "so retry with the same dedup key"
+        )
