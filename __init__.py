@@ -18,6 +18,8 @@ between its side effect and its complete), and not an ordered log.
 """
 
 from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
 from sys import modules
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,21 +29,25 @@ from .errors import (
     ClosedError,
     CommitUnknownError,
     CorruptionError,
+    DeadlineExceededError,
     DuplicateTaskError,
     FormatTooNewError,
     FormatTooOldError,
+    IncompleteError,
     InvalidNameError,
     InvariantError,
     LeaseLostError,
     LimitError,
     LockedError,
     LodeqError,
+    LogRolledBackError,
     NotLeaderError,
     OpenError,
     PayloadTooLargeError,
     QueueFullError,
     RecordCorruptError,
     RecoveryRefusedError,
+    ReplicaStoreError,
     SegmentCorruptError,
     ShardCountError,
     SnapshotNotFoundError,
@@ -51,6 +57,7 @@ from .errors import (
     StorePathError,
     StoreStalledError,
     TaskNotFoundError,
+    UnknownDependencyError,
     UnreachableError,
     UsageError,
 )
@@ -58,34 +65,53 @@ from .errors import (
 if TYPE_CHECKING:
     from . import journal, lifecycle, sync
     from .client.connect import connect
+    from .coalescer.hosting import Hosting
+    from .coalescer.replicator import Entry, Replica, Replicator
     from .engine.recovery.checkpoint import restore
     from .engine.runtime.task_id import TaskId
     from .engine.values import Finding, Health, LatencySummary, Snapshot
-    from .replication.port import Entry, Replica, Replicator
     from .repository.api.engine import Engine
     from .repository.api.leases import LeaseStream
     from .repository.api.open import OpenHandle
     from .repository.api.open import open_engine as open
     from .repository.api.queue import Queue
+    from .repository.api.serve_options import Serve
     from .repository.bulk.stage import Stage
+    from .repository.maintenance.detach import detach
+    from .repository.model.calls.functions import FunctionParameter, PublishedFunction
+    from .repository.model.filters import ActReport, FoundCount, FoundTasks, TaskFilter
+    from .repository.model.flows.workflow_handle import Workflow
+    from .repository.model.flows.workflows import (
+        FailedMember,
+        MemberGroup,
+        WorkflowGraph,
+        WorkflowInfo,
+        WorkflowPage,
+    )
     from .repository.model.ingest_report import IngestedJob, IngestReport
+    from .repository.model.queue_settings import QueueSettings
     from .repository.model.reports import ForgottenLoads, MigrationReport, PurgeReport, VerifyReport
     from .repository.model.values import (
         ALL_TENANTS,
+        Attempt,
         Backoff,
         Codec,
         EngineStats,
+        HistoryPage,
         Limits,
         NewTask,
+        Part,
+        Progress,
         QueueStats,
         Receipt,
         Result,
         ShardStats,
         Task,
     )
+    from .repository.model.workers import CronTick, RunningTask, WorkerReport
     from .repository.tasks.lease import Lease
 
-    COMPILED: bool  # whether this is the compiled build
+    COMPILED: bool  # whether the hot path runs compiled
 
 __version__ = "0.1.0"
 
@@ -93,21 +119,32 @@ __all__ = [
     "ALL_TENANTS",
     "COMPILED",
     "AccessDeniedError",
+    "ActReport",
+    "Attempt",
     "Backoff",
     "BusyError",
     "ClosedError",
     "Codec",
     "CommitUnknownError",
     "CorruptionError",
+    "CronTick",
+    "DeadlineExceededError",
     "DuplicateTaskError",
     "Engine",
     "EngineStats",
     "Entry",
+    "FailedMember",
     "Finding",
     "ForgottenLoads",
     "FormatTooNewError",
     "FormatTooOldError",
+    "FoundCount",
+    "FoundTasks",
+    "FunctionParameter",
     "Health",
+    "HistoryPage",
+    "Hosting",
+    "IncompleteError",
     "IngestReport",
     "IngestedJob",
     "InvalidNameError",
@@ -120,23 +157,32 @@ __all__ = [
     "Limits",
     "LockedError",
     "LodeqError",
+    "LogRolledBackError",
+    "MemberGroup",
     "MigrationReport",
     "NewTask",
     "NotLeaderError",
     "OpenError",
     "OpenHandle",
+    "Part",
     "PayloadTooLargeError",
+    "Progress",
+    "PublishedFunction",
     "PurgeReport",
     "Queue",
     "QueueFullError",
+    "QueueSettings",
     "QueueStats",
     "Receipt",
     "RecordCorruptError",
     "RecoveryRefusedError",
     "Replica",
+    "ReplicaStoreError",
     "Replicator",
     "Result",
+    "RunningTask",
     "SegmentCorruptError",
+    "Serve",
     "ShardCountError",
     "ShardStats",
     "Snapshot",
@@ -148,12 +194,20 @@ __all__ = [
     "StorePathError",
     "StoreStalledError",
     "Task",
+    "TaskFilter",
     "TaskId",
     "TaskNotFoundError",
+    "UnknownDependencyError",
     "UnreachableError",
     "UsageError",
     "VerifyReport",
+    "WorkerReport",
+    "Workflow",
+    "WorkflowGraph",
+    "WorkflowInfo",
+    "WorkflowPage",
     "connect",
+    "detach",
     "journal",
     "lifecycle",
     "open",
@@ -169,13 +223,19 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "engine.recovery.checkpoint": ("restore",),
     "engine.runtime.task_id": ("TaskId",),
     "engine.values": ("Finding", "Health", "LatencySummary", "Snapshot"),
-    "replication.port": ("Entry", "Replica", "Replicator"),
+    "coalescer.hosting": ("Hosting",),
+    "coalescer.replicator": ("Entry", "Replica", "Replicator"),
     "repository.api.engine": ("Engine",),
     "repository.api.leases": ("LeaseStream",),
     "repository.api.open": ("OpenHandle", "open_engine"),
     "repository.api.queue": ("Queue",),
+    "repository.api.serve_options": ("Serve",),
     "repository.bulk.stage": ("Stage",),
+    "repository.maintenance.detach": ("detach",),
+    "repository.model.filters": ("ActReport", "FoundCount", "FoundTasks", "TaskFilter"),
+    "repository.model.calls.functions": ("FunctionParameter", "PublishedFunction"),
     "repository.model.ingest_report": ("IngestReport", "IngestedJob"),
+    "repository.model.queue_settings": ("QueueSettings",),
     "repository.model.reports": (
         "ForgottenLoads",
         "MigrationReport",
@@ -184,17 +244,30 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "repository.model.values": (
         "ALL_TENANTS",
+        "Attempt",
         "Backoff",
         "Codec",
         "EngineStats",
+        "HistoryPage",
         "Limits",
         "NewTask",
+        "Part",
+        "Progress",
         "QueueStats",
         "Receipt",
         "Result",
         "ShardStats",
         "Task",
     ),
+    "repository.model.flows.workflow_handle": ("Workflow",),
+    "repository.model.flows.workflows": (
+        "FailedMember",
+        "MemberGroup",
+        "WorkflowGraph",
+        "WorkflowInfo",
+        "WorkflowPage",
+    ),
+    "repository.model.workers": ("CronTick", "RunningTask", "WorkerReport"),
     "repository.tasks.lease": ("Lease",),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
@@ -202,8 +275,9 @@ _DEFINED_AS: Final = {"open": "open_engine"}
 
 
 def _is_compiled() -> bool:
-    fast_path = import_module(".repository.tasks.fast_path", __name__)
-    return not str(fast_path.__file__).endswith((".py", ".pyc"))
+    """Whether the import system finds a compiled module where the hot path is; loads no store."""
+    found = find_spec(".repository.tasks.fast_path", __name__)
+    return found is not None and str(found.origin).endswith(tuple(EXTENSION_SUFFIXES))
 
 
 if not TYPE_CHECKING:  # type checkers would take any name for one of ours

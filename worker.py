@@ -20,10 +20,13 @@ from .service.worker.drain import DrainReport
 from .service.worker.run.context import Context, Running, current
 from .service.worker.run.control import Bury, Cancel, Control, Retry, Snooze
 from .service.worker.run.functions import BoundTask, TaskFunction
+from .service.worker.run.provided import FROM_SETUP
+from .service.worker.run.receipt import JobReceipt
 from .service.worker.run.task_run import CallNext, Middleware
 from .service.worker.worker import Worker
 
 __all__ = [
+    "FROM_SETUP",
     "App",
     "BoundTask",
     "Bury",
@@ -32,6 +35,7 @@ __all__ = [
     "Context",
     "Control",
     "DrainReport",
+    "JobReceipt",
     "Middleware",
     "Retry",
     "Running",

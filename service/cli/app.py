@@ -6,33 +6,15 @@ Exit codes: 0, nothing is wrong; 1, damage was found, or not all was done, or th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import IO, Any, Final
 
 import click
 
 from ... import __version__
 from ...errors import LodeqError
-from .commands.bench import bench
-from .commands.completion import completion
-from .commands.doctor import doctor
-from .commands.metrics import metrics
-from .commands.queues import cancel, dead, ls, pause, peek, purge, redrive, resume, retry
-from .commands.serve import serve
-from .commands.settle import complete, nack, release
-from .commands.snapshots import release_snapshot, snapshot, snapshots
-from .commands.stats import stats, top
-from .commands.tasks import claim, enqueue, show
-from .commands.upkeep import backup, compact, init, repair, restore, verify
-from .commands.worker import worker
-from .display import OutputError, discard_output, flush
-from .maintenance.forget import forget
-from .maintenance.ingest import forget_loads, ingest
-from .maintenance.migrate_bodies import migrate
-from .maintenance.reshard import reshard
-from .maintenance.segments import segments
-from .maintenance.transfer import export, import_
-from .output import shown
+from ..shared.build import BUILD
+from .catalogue import SECTIONS, Commands
+from .output import OutputError, discard_output, flush, shown
 
 __all__ = ["lodeq"]
 
@@ -78,11 +60,6 @@ class _Family(click.Group):
             ctx.exit(_INTERRUPTED)
         return result
 
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        """Add a command. Its help leaves out ``Args:``, whose facts its options show to users."""
-        cmd.help = (cmd.help or "").partition("Args:\n")[0].rstrip()
-        super().add_command(cmd, name)
-
     def _invoked(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -92,42 +69,22 @@ class _Family(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List commands by section, each in the order in which one needs them."""
-        for title, commands in _SECTIONS.items():
+        for title, commands in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl(
-                    [(c.name or "", c.get_short_help_str(formatter.width)) for c in commands]
+                    [
+                        (name, click.Command(name, help=told).get_short_help_str(formatter.width))
+                        for name, (_, told) in commands.items()
+                    ]
                 )
 
 
-_SECTIONS: Final[Mapping[str, tuple[click.Command, ...]]] = {
-    "Tasks": (enqueue, claim, complete, nack, release, show, cancel, retry),
-    "Queues": (ls, stats, top, peek, dead, redrive, purge, pause, resume),
-    "The store": (init, serve, worker, verify, repair, backup, restore, compact),
-    "The data at large": (
-        snapshot,
-        snapshots,
-        release_snapshot,
-        ingest,
-        forget_loads,
-        forget,
-        reshard,
-    ),
-    "Other systems": (import_, export, segments),
-    "This machine": (doctor, bench, metrics, completion),
-}
-
-
-@click.group("lodeq", cls=_Family)
-@click.version_option(__version__, prog_name="lodeq")
+@click.group("lodeq", cls=_Family, commands=Commands())
+@click.version_option(f"{__version__} ({BUILD})", prog_name="lodeq")
 def lodeq() -> None:
     """A durable task queue: work with a store, and look after it.
 
-    STORE is the folder of a store, or the address of a service that has it open: unix://FILE or
-    http://HOST:PORT. Commands that read work beside a running service.
+    STORE is the folder of a store, the address of a service that has it open (unix://FILE or
+    http://HOST:PORT), or a cluster, by some of its nodes (lodeq://HOST:PORT,HOST:PORT). Commands
+    that read work beside a running service.
     """
-
-
-segments.add_command(migrate)
-for _commands in _SECTIONS.values():
-    for _command in _commands:
-        lodeq.add_command(_command)

@@ -18,14 +18,15 @@ import click
 from anyio import fail_after
 
 from ...client.connect import connect
+from ...engine.files.lockfile import without_cure
 from ...engine.files.paths import is_rocksdb, normal_path, only_journal, shard_path
+from ...engine.files.served_note import Note, find_served
 from ...errors import AccessDeniedError, LockedError, StorePathError, UnreachableError, UsageError
 from ...repository.api.engine import Engine
 from ...repository.api.open import open_engine
 from ...repository.api.read_only import open_read_only
 from ...repository.model.values import Limits
 from .output import shown
-from .served_note import Note, read_note
 
 __all__ = [
     "LIMITS",
@@ -48,7 +49,8 @@ T = TypeVar("T")
 # The largest tasks that any engine takes: the service that hands them out may allow less.
 LIMITS: Final = Limits(payload_bytes_max=3 << 20, headers_bytes_max=512 << 10)
 ANSWER_TIMEOUT_S: Final = 2.0  # of a service whose folder can be read instead
-_SCHEMES: Final = ("unix://", "http://", "https://")
+CONNECT_TIMEOUT_S: Final = 30.0  # of one that must answer
+_SCHEMES: Final = ("unix://", "http://", "https://", "lodeq://")
 
 store_argument: Final = click.argument("store")
 
@@ -85,10 +87,26 @@ def check_store(store: str) -> str:
     """The path of a store that exists; only ``init`` creates one."""
     root = normal_path(store)
     if not is_rocksdb(shard_path(root, 0)):
-        raise StorePathError(
+        raise _swapped(store) or StorePathError(
             f"{store!r} holds no store: give the folder of one, or create it with 'lodeq init'"
         )
     return root
+
+
+def _swapped(store: str) -> StorePathError | None:
+    """The error that says so if another argument of the command is a store, and STORE is none."""
+    context = click.get_current_context(silent=True)
+    if context is None or is_rocksdb(shard_path(store, 0)):
+        return None
+    for param in context.command.params:
+        given = context.params.get(param.name or "")
+        for one in given if isinstance(given, tuple) else (given,):
+            if isinstance(param, click.Argument) and one and is_rocksdb(shard_path(str(one), 0)):
+                return StorePathError(
+                    f"{store!r} holds no store, but {one!r} does: STORE comes first "
+                    f"({context.command_path} --help)"
+                )
+    return None
 
 
 @asynccontextmanager
@@ -98,7 +116,14 @@ async def reading(store: str) -> AsyncIterator[Engine]:
         async with _connected(store) as engine:
             yield engine
     else:
-        async with open_read_only(store) as engine:
+        async with AsyncExitStack() as stack:
+            try:
+                engine = await stack.enter_async_context(open_read_only(store))
+            except StorePathError as exc:
+                swapped = _swapped(store)
+                if swapped is None:
+                    raise
+                raise swapped from exc
             yield engine
 
 
@@ -111,21 +136,28 @@ class Silent(NamedTuple):
 async def asked(store: str, ask: Callable[[Engine], Awaitable[T]]) -> T | Silent:
     """Ask the service of STORE for what only a service knows.
 
-    A service that the folder's note names, but that is stopped, killed or busy, gets two seconds:
+    A service that the folder's note names, but that is stopped or busy, gets two seconds:
     the folder can be read instead. One that answers, if only to ask for a token, is asked.
     """
     if is_url(store):
         async with _connected(store) as engine:
             return await ask(engine)
-    note = read_note(store)
+    note = find_served(store)
     if note is None:
         return Silent()
     try:
         with fail_after(ANSWER_TIMEOUT_S):
-            async with _connected(note.url, ANSWER_TIMEOUT_S) as engine:
+            async with _connected(note.url, 2 * ANSWER_TIMEOUT_S) as engine:
                 return await ask(engine)
     except (UnreachableError, TimeoutError):
-        return Silent(f"process {note.pid} at {shown(note.url)} does not answer")
+        return Silent(_unanswered(note))
+
+
+def _unanswered(note: Note) -> str:
+    return (
+        f"process {note.pid} at {shown(note.url)} does not answer: the owner's loop has not "
+        f"answered for {ANSWER_TIMEOUT_S:g} s"
+    )
 
 
 @asynccontextmanager
@@ -149,34 +181,64 @@ async def writing(store: str, *, is_quiet: bool = False) -> AsyncIterator[Engine
             )
             engine = await stack.enter_async_context(opening)
         except LockedError as exc:
-            note = read_note(root)
-            if note is None:
+            if exc.address is None:
                 raise _held(exc) from exc
-            engine = await stack.enter_async_context(_served_by(note, exc))
+            engine = await stack.enter_async_context(_served_by(exc.address, exc.pid))
         yield engine
 
 
 def _held(exc: LockedError) -> LockedError:
-    advice = "stop it, or let it serve the store ('lodeq serve'): commands then go through it"
-    return LockedError(f"{exc}; {advice}", pid=exc.pid)
+    advice = (
+        "stop it, or let it serve the store (lodeq.open(…, serve=True), App(…, serve=True), "
+        "'lodeq serve'): commands then go through it"
+    )
+    return LockedError(f"{without_cure(str(exc))}; {advice}", pid=exc.pid)
 
 
 @asynccontextmanager
-async def _served_by(note: Note, held: LockedError) -> AsyncIterator[Engine]:
-    holder = "another process" if held.pid is None else f"process {held.pid}"
-    click.echo(f"the store is held by {holder}: asking {shown(note.url)}", err=True)
-    async with _connected(note.url) as engine:
+async def _served_by(url: str, pid: int | None) -> AsyncIterator[Engine]:
+    holder = "another process" if pid is None else f"process {pid}"
+    click.echo(f"the store is held by {holder}: asking {shown(url)}", err=True)
+    async with _connected(url) as engine:
         yield engine
 
 
 @asynccontextmanager
-async def _connected(url: str, timeout_s: float = 30.0) -> AsyncIterator[Engine]:
+async def _connected(url: str, timeout_s: float | None = None) -> AsyncIterator[Engine]:
+    """Connect; while that takes longer than it should, say on stderr whom the command waits for."""
+    timeout_s = CONNECT_TIMEOUT_S if timeout_s is None else timeout_s
+    is_late = False
+
+    def say() -> None:
+        nonlocal is_late
+        is_late = True
+        click.echo(
+            f"{shown(url)}: the owner's loop has not answered for {ANSWER_TIMEOUT_S:g} s; waiting "
+            f"up to {timeout_s:g} s",
+            err=True,
+        )
+
+    loop = asyncio.get_running_loop()
+    is_patient = (
+        timeout_s > 2 * ANSWER_TIMEOUT_S
+    )  # another is given up soon, and its caller says so
+    timer = loop.call_later(ANSWER_TIMEOUT_S, say) if is_patient else None
     try:
         engine = await connect(url, token=os.environ.get("LODEQ_TOKEN"), timeout=timeout_s)
     except AccessDeniedError as exc:
         raise AccessDeniedError(
             f"{shown(url)}: {exc}; the commands take its token from LODEQ_TOKEN"
         ) from exc
+    except UnreachableError as exc:
+        if not is_late:
+            raise
+        raise UnreachableError(
+            f"{shown(url)}: the owner's loop has not answered for {timeout_s:g} s, so nothing was "
+            "done: it is blocked by a long call, or the process is stopped"
+        ) from exc
+    finally:
+        if timer is not None:
+            timer.cancel()
     async with engine:
         yield cast("Engine", engine)  # the same names
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
-import os
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import Any, Final
@@ -17,26 +16,30 @@ import click
 
 from ...engine.runtime.task_id import TaskId
 from ...errors import RecordCorruptError
-from ...repository.model.values import EngineStats, QueueStats, Result, Task
+from ...repository.model.values import Attempt, EngineStats, QueueStats, Result, Task
 from ...repository.tasks.task_end import DAMAGED
-from .output import Bar, Column, Rows, shown
+from .output import Column, shown, stdout_errors
+from .tables import Bar, Rows
 
 __all__ = [
-    "OutputError",
     "as_json_option",
+    "attempt_json",
     "brief",
-    "discard_output",
+    "call_text",
     "duration",
     "engine_json",
-    "flush",
     "json_text",
+    "labels_text",
     "print_json",
     "print_line",
     "print_rows",
     "print_tasks",
+    "progress_text",
     "queue_json",
     "queue_row",
+    "reason_text",
     "result_json",
+    "seconds_text",
     "size",
     "task_json",
     "value_json",
@@ -46,16 +49,15 @@ as_json_option: Final = click.option(
     "--json", "as_json", is_flag=True, help="JSON instead: one object on each line."
 )
 _BRIEF_CHARS: Final = 60
+_BREAK: Final = re.compile(r"\s*[\r\n]\s*")
+_FRAME: Final = re.compile(r"\n  (?=\S+:\d+ in )")  # as a worker writes where it was raised
 _TASKS: Final = (
     Column("id", 36, 36), Column("state", 5, 9), Column("queue", 5, 24), Column("tenant", 6, 24),
     Column("pri", 3, 3, is_number=True), Column("attempts", 8, 11, is_number=True),
-    Column("enqueued", 20, 20), Column("due", 3, 20), Column("reason", 6, 40, may_be_cut=True),
-    Column("payload", 7, 60, may_be_cut=True),
+    Column("enqueued", 20, 20), Column("due", 3, 20), Column("call", 4, 60, may_be_cut=True),
+    Column("labels", 6, 40, may_be_cut=True), Column("progress", 8, 30, may_be_cut=True),
+    Column("reason", 6, 40, may_be_cut=True), Column("payload", 7, 60, may_be_cut=True),
 )  # fmt: skip
-
-
-class OutputError(OSError):
-    """Stdout cannot be written any more. What the command did until then stays done."""
 
 
 def json_text(value: Any) -> str:
@@ -94,15 +96,26 @@ def task_json(task: Task) -> dict[str, Any]:
     task = _readable(task)
     document = {f.name: getattr(task, f.name) for f in fields(task)}
     del document["position"], document["payload"]
-    document["headers"] = dict(task.headers)
+    document["headers"], document["labels"] = dict(task.headers), dict(task.labels)
+    document["progress"] = None if task.progress is None else task.progress._asdict()
     return {**document, "id": str(task.id), **value_json("payload", task.payload)}
+
+
+def progress_text(task: Task) -> str:
+    """How far a run has come, for people: ``40 % halfway``."""
+    if task.progress is None:
+        return ""
+    fraction, note, _ = task.progress
+    return f"{'' if fraction is None else f'{100 * fraction:.0f} %'} {note}".strip()
 
 
 def result_json(result: Result) -> dict[str, Any]:
     """A result as a JSON object."""
     document = {f.name: getattr(result, f.name) for f in fields(result)}
     del document["value"], document["task_id"]
-    return {**document, **value_json("value", result.value)}
+    document["labels"] = dict(result.labels)
+    times = {"waited": result.waited, "ran": result.ran, "took": result.took}
+    return {**document, **times, **value_json("value", result.value)}
 
 
 def queue_json(key: tuple[str, str], stats: QueueStats) -> dict[str, Any]:
@@ -115,19 +128,6 @@ def engine_json(stats: EngineStats) -> dict[str, Any]:
     return asdict(stats)
 
 
-def discard_output() -> None:
-    """Throw away buffered output that cannot be written, so that the interpreter ends quietly.
-
-    A stdout that is not a file has nothing to lose.
-    """
-    null = os.open(os.devnull, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        with suppress(io.UnsupportedOperation):
-            os.dup2(null, sys.stdout.fileno())
-    finally:
-        os.close(null)
-
-
 def print_json(values: Iterable[Any]) -> None:
     """Print each value on a line of its own."""
     for value in values:
@@ -136,25 +136,8 @@ def print_json(values: Iterable[Any]) -> None:
 
 def print_line(text: str) -> None:
     """Print a line to stdout; unlike ``click.echo``, flush it only at the end, or by ``flush``."""
-    with _stdout_errors():
+    with stdout_errors():
         sys.stdout.write(text + "\n")
-
-
-def flush() -> None:
-    """Write out everything printed so far."""
-    with _stdout_errors():
-        sys.stdout.flush()
-
-
-@contextmanager
-def _stdout_errors() -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:
-        raise  # nobody reads on: that is no error
-    except OSError as exc:
-        discard_output()
-        raise OutputError(exc.errno, exc.strerror) from exc
 
 
 def print_rows(columns: Sequence[Column], rows: Iterable[Mapping[str, str]]) -> None:
@@ -185,9 +168,29 @@ def _task_row(task: Task) -> dict[str, str]:
         "attempts": f"{task.attempts}{most}",
         "enqueued": _moment(task.enqueued_at),
         "due": _moment(task.due_at),
-        "reason": shown(task.reason),
+        "call": call_text(task.function, task.preview),
+        "labels": labels_text(task.labels),
+        "progress": shown(progress_text(task)),
+        "reason": reason_text(task.reason),
         "payload": brief(task.payload),
     }
+
+
+def call_text(function: str, preview: str) -> str:
+    """A call as people write it: ``send(to='a', n=3)``; empty without function and preview."""
+    return shown(f"{function}({preview})" if function else preview)
+
+
+def labels_text(labels: Mapping[str, str]) -> str:
+    """Labels as people write them: ``customer=7 kind=new``."""
+    return shown(" ".join(f"{key}={value}" for key, value in labels.items()))
+
+
+def reason_text(reason: str) -> str:
+    """A reason on one line: ``KeyError: 'CHF' at jobs.py:13 in charge, jobs.py:9 in run``."""
+    first, *frames = _FRAME.split(reason)
+    first = _BREAK.sub(" / ", first.strip())
+    return shown(first + (" at " + ", ".join(frames) if frames else ""))
 
 
 def _moment(at: datetime | None) -> str:
@@ -202,6 +205,12 @@ def brief(value: Any) -> str:
     return text if len(text) <= _BRIEF_CHARS else text[:_BRIEF_CHARS] + "…"
 
 
+def _paused(stats: QueueStats) -> str:
+    if stats.is_queue_paused:
+        return "paused (all tenants)"
+    return "paused" if stats.is_paused else ""
+
+
 def queue_row(key: tuple[str, str], stats: QueueStats) -> dict[str, str]:
     """A queue's cells, by the title of their column."""
     age = stats.oldest_ready_age
@@ -210,12 +219,25 @@ def queue_row(key: tuple[str, str], stats: QueueStats) -> dict[str, str]:
         "tenant": key[1],
         "ready": f"{stats.ready:,}",
         "delayed": f"{stats.delayed:,}",
+        "waiting": f"{stats.waiting:,}",
         "leased": f"{stats.leased:,}",
         "dead": f"{stats.dead:,}",
         "results": f"{stats.results:,}",
         "oldest": "" if age is None else duration(age),
-        "": "paused" if stats.is_paused else "",
+        "": _paused(stats),
     }
+
+
+def seconds_text(seconds: float | None) -> str:
+    """How long something took, with milliseconds below a minute; nothing for None."""
+    if seconds is None:
+        return ""
+    return f"{seconds:.3f}s" if seconds < 60 else duration(seconds)
+
+
+def attempt_json(attempt: Attempt) -> dict[str, Any]:
+    """An attempt as a JSON object."""
+    return {**asdict(attempt), "ran": attempt.ran}
 
 
 def duration(seconds: float) -> str:

@@ -20,8 +20,7 @@ import click
 from ...errors import LodeqError, UsageError
 from ...repository.api.queue import Queue
 from ...repository.model.values import NewTask, Receipt
-from .display import OutputError, flush
-from .output import shown
+from .output import OutputError, flush, shown
 from .values import parsed, stdin_bytes
 
 __all__ = ["Chunk", "chunks_of", "enqueue_lines", "in_thread", "lines_of", "stdin_lines"]

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+from importlib.util import find_spec
 from types import FrameType
 
 __all__ = ["main"]
@@ -35,9 +36,13 @@ def _main() -> int:
     _fill_streams()
     try:
         from .app import lodeq  # noqa: PLC0415 - what it needs may not be installed
+
+        is_whole = find_spec("rich.console") is not None  # commands import it when they print
     except ImportError as exc:
         if (exc.name or "").partition(".")[0] not in _EXTRA:
             raise
+        is_whole = False
+    if not is_whole:
         sys.stderr.write('the command line needs an extra: pip install "lodeq[cli]"\n')
         return 2
     for stream in (sys.stdout, sys.stderr):

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Final, NamedTuple
 
+from ...engine.files.durable_files import sync_data
 from ...engine.runtime.clock import SystemClock
 from ...segments.bodies.punch import punch
+from ..shared.build import BUILD
 from .display import size
 
 __all__ = ["BAD", "OK", "WARN", "Check", "Fsync", "checks", "mount_of", "time_fsync"]
@@ -53,18 +55,26 @@ class Fsync(NamedTuple):
     p99_us: float
 
 
-def checks(path: str, work: str, fsync: Fsync) -> Iterator[Check]:
-    """Run all checks. ``path``: where a store is to lie; ``work``: an empty folder there."""
+def checks(path: str, work: str, fsync: Fsync | None) -> Iterator[Check]:
+    """Run all checks; without ``fsync`` those that write nothing.
+
+    Args:
+        path: where a store is to lie.
+        work: an empty folder there.
+        fsync: what making 4 KiB durable takes there; None: nothing can be written there.
+    """
     yield _python()
+    yield Check("build", OK, BUILD)
     yield _rocksdict()
     yield _file_system(path)
-    yield _fsync(fsync)
+    if fsync is not None:
+        yield _fsync(fsync)
     tries: tuple[tuple[str, Callable[[str], None], str], ...] = (
         ("locks", _try_lock, "two processes could open one store: choose another file system"),
         ("hard links", _try_link, "checkpoints copy instead of linking: they cost time and space"),
         ("holes", _try_hole, "space of dead payloads comes back only with whole files"),
     )
-    for name, attempt, advice in tries:
+    for name, attempt, advice in tries if fsync is not None else ():
         yield _tried(name, attempt, work, advice)
     yield _space(path)
     yield _files()
@@ -142,7 +152,7 @@ def time_fsync(work: str) -> Fsync:
         for turn in range(_FSYNCS):
             begun = clock.mono()
             os.pwrite(fd, block, turn * _FSYNC_BYTES)
-            os.fdatasync(fd)
+            sync_data(fd)
             spans.append((clock.mono() - begun) * 1e6)
     finally:
         os.close(fd)

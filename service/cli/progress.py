@@ -28,9 +28,9 @@ class Steps:
         self._timer = threading.Timer(_SOON_S, self._progress.start)
         self._timer.daemon = True
 
-    def step(self, what: str | None = None) -> None:
-        """Note that a step is done; ``what`` names the next one."""
-        self._progress.update(self._task, advance=1, description=what)
+    def step(self, what: str | None = None, n: int = 1) -> None:
+        """Note that a step is done, or ``n``; ``what`` names the next one."""
+        self._progress.update(self._task, advance=n, description=what)
 
     def __enter__(self) -> Self:
         if self._is_wanted:

@@ -13,6 +13,7 @@ import click
 
 from ...engine.runtime.task_id import TaskId
 from ...errors import UsageError
+from ..shared.duration_text import seconds_of
 
 __all__ = [
     "Grant",
@@ -25,8 +26,6 @@ __all__ = [
     "stdin_bytes",
 ]
 
-_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)")
 _GRANT: Final = re.compile(r"([0-9a-fA-F-]{32,36}):(\d{1,20}):([0-9a-fA-F]{32})")
 
 
@@ -34,10 +33,10 @@ def duration(value: str | float) -> float:
     """Seconds from ``90``, ``1.5s``, ``5m``, ``2h`` or ``7d``; the type of an option."""
     if isinstance(value, int | float):
         return float(value)
-    found = _DURATION.fullmatch(value)
-    if found is None:
-        raise click.BadParameter(f"expected a duration like 90, 1.5s, 5m, 2h or 7d, got {value!r}")
-    return float(found[1]) * _UNITS[found[2]]
+    try:
+        return seconds_of(value)
+    except UsageError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def payload_of(text: str | None, *, is_json: bool) -> Any:

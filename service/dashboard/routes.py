@@ -8,35 +8,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from ...engine.runtime.ids import Rng, SystemRng
 from ...engine.runtime.task_id import TaskId
 from ...errors import BusyError, DuplicateTaskError, LodeqError, TaskNotFoundError, UsageError
-from ...repository.api.engine import Engine
-from ...repository.api.view import view_of
-from .actions import (
+from .access.auth import NOT_OURS, Auth
+from .access.grants import Access, granted, root_of
+from .access.sessions import Sessions
+from .host import PollRegister, SettingsT
+from .live.figures import LiveFigures
+from .live.streams import Streams
+from .pages.actions import (
     QUEUE_ACTIONS,
     TASK_ACTIONS,
+    WORKFLOW_ACTIONS,
     act_on_queue,
     act_on_task,
+    act_on_workflow,
     check_state,
     done_text,
+    policy_of,
 )
-from .auth import NOT_OURS, Auth
-from .details import queue_of, queue_page, task_page, tenant_of
-from .host import PollRegister, SettingsT
-from .live import Streams
-from .live_figures import LiveFigures
-from .overview import overview_of
-from .sessions import Sessions
-from .task_trace import Trace
-from .templating import HEADERS, Pages, answer
+from .pages.cluster import ClusterPage
+from .pages.details import queue_of, queue_page, task_page, tenant_of
+from .pages.functions import (
+    cron_page,
+    enqueue_from,
+    find_function,
+    functions_page,
+    workers_page,
+)
+from .pages.overview import overview_of
+from .pages.processes import ProcessesPage, ProcessLine
+from .pages.search_pages import SearchPages
+from .pages.task_trace import Trace
+from .pages.workflows import workflow_page, workflows_page
+from .remote import UNKNOWN, RemoteView
+from .renderer import HEADERS, Pages, answer
+from .source import AnyEngine, source_of
 
 try:
     from starlette.requests import Request
@@ -45,10 +60,10 @@ try:
 except ImportError as exc:
     raise UsageError('the dashboard needs an extra: pip install "lodeq[http]"') from exc
 
-__all__ = ["Access", "Dashboard"]
+__all__ = ["Dashboard"]
 
-Access = Literal["read", "write"]
 _Context = dict[str, Any]
+CALL_BYTES_MAX: Final = 64 << 10  # of a form with arguments
 _Show = Callable[[Request], Awaitable[tuple[str, _Context, int]]]
 _STATIC: Final = {
     "dashboard.css": "text/css",
@@ -67,37 +82,50 @@ class Dashboard:
             pause and purge.
         token: the server's, to log in with; None where the server asks for none.
         rng: the source of session keys; the system's by default.
+        secret: of a mounted dashboard, what its form tokens are signed with; by default a key that
+            this process draws.
+        processes: those that have the store, where several do.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: AnyEngine,
         *,
         access: Access = "read",
         token: str | None = None,
         rng: Rng | None = None,
+        secret: bytes | None = None,
+        processes: Callable[[], Sequence[ProcessLine]] | None = None,
     ) -> None:
         if access not in ("read", "write"):
             raise UsageError(f"access {access!r} is not 'read' or 'write'")
         self._engine = engine
-        self._view = view_of(engine)
+        self._view = source_of(engine)
         self._figures = LiveFigures(engine)
         self._trace = Trace(engine)
+        self._cluster = ClusterPage(self._view)
+        self._processes = ProcessesPage(processes)
         self._streams = Streams(self._view)
-        sessions = Sessions(self._view.clock, rng or SystemRng(), token)
+        rng = rng or SystemRng()
+        sessions = Sessions(self._view.clock, rng, token, secret)
         self._can_write, self._needs_login = access == "write", sessions.needs_login
         self._pages = Pages(
             {
-                "can_write": self._can_write,
+                "can_write": self._can_write,  # a mounted page says both anew
+                "root": "",
                 "needs_login": sessions.needs_login,
                 "store": engine.path or "in memory",
                 "durability": engine.durability,
                 "shard_count": engine.shards,
+                "is_replica": self._cluster.is_there,
+                "has_processes": self._processes.is_there,
+                "unknown": UNKNOWN if isinstance(self._view, RemoteView) else "",
             }
         )
         static = files(__package__) / "static"
         self._files = {name: (static / name).read_text("utf-8") for name in _STATIC}
         self._auth = Auth(sessions, self._pages)
+        self._search = SearchPages(engine, self, self._pages, self._auth, rng)
 
     def guarded(self, settings: SettingsT) -> SettingsT:
         """A server's settings, extended so that browsers can log in.
@@ -119,18 +147,32 @@ class Dashboard:
     def routes(self) -> list[BaseRoute]:
         """The routes of all pages, actions, streams and static files."""
         queue, task = "/queues/{queue}", "/tasks/{task_id}"
+        workflow = "/workflows/{workflow}"
         shows: list[tuple[str, _Show]] = [
             ("", self._overview),
             (queue, self._queue),
             (task, self._task),
+            ("/workflows", self._workflows),
+            (workflow, self._workflow),
+            ("/functions", self._functions),
+            ("/workers", self._workers),
+            ("/cron", self._cron),
+            ("/nodes", self._nodes),
+            ("/find", self._search.show_search),
+            ("/runs/{run}", self._search.show_run),
         ]
         found: list[BaseRoute] = [
             Route("/static/{name}", self._static, methods=["GET"]),
             Route("/login", self._auth.login, methods=["GET", "POST"]),
             Route("/logout", self._whole(self._auth.logout), methods=["POST"]),
             Route("/tasks/", self._whole(self._find), methods=["GET"]),
+            *self._search.routes(self._whole),
+            Route("/functions/{queue}", self._whole(self._call), methods=["GET", "POST"]),
             Route(f"{queue}/{{action}}", self._whole(self._on_queue), methods=["GET", "POST"]),
             Route(f"{task}/{{action}}", self._whole(self._on_task), methods=["GET", "POST"]),
+            Route(
+                f"{workflow}/{{action}}", self._whole(self._on_workflow), methods=["GET", "POST"]
+            ),
         ]
         for path, show in shows:
             found.append(Route(f"/live{path or '/'}", self._whole(self._live(show))))
@@ -145,10 +187,27 @@ class Dashboard:
 
     async def _queue(self, request: Request) -> tuple[str, _Context, int]:
         name = request.path_params["queue"]
-        if not self._view.has_queue(name):
+        if not await self._has_queue(name):
             raise TaskNotFoundError(f"there is no queue {name!r}, or it is empty now")
         query = request.query_params
         return "queue", await queue_page(self._engine, self._figures, name, query), 200
+
+    async def _has_queue(self, name: str) -> bool:
+        if isinstance(self._view, RemoteView):
+            has_tasks = name in (await self._figures.status()).queues
+        else:
+            has_tasks = self._view.has_queue(name)
+        # One that is waiting for its first task: the page of functions links to it.
+        return has_tasks or any(one.queue == name for one in await self._engine.functions())
+
+    def is_writer(self, request: Request) -> bool:
+        """Whether the user of a request may act."""
+        grant = granted(request)
+        return self._can_write if grant is None else grant.can_write
+
+    def common(self, request: Request) -> _Context:
+        """Values that all templates need to know of a request."""
+        return {"root": root_of(request), "can_write": self.is_writer(request)}
 
     async def _task(self, request: Request) -> tuple[str, _Context, int]:
         text = request.path_params["task_id"]
@@ -157,10 +216,32 @@ class Dashboard:
             raise TaskNotFoundError(f"there is no task {text}: it never existed, or was forgotten")
         return "task", found, 200
 
+    async def _workflows(self, request: Request) -> tuple[str, _Context, int]:
+        return "workflows", await workflows_page(self._engine, request.query_params), 200
+
+    async def _workflow(self, request: Request) -> tuple[str, _Context, int]:
+        text = request.path_params["workflow"]
+        return "workflow", await workflow_page(self._engine, text, request.query_params), 200
+
+    async def _functions(self, request: Request) -> tuple[str, _Context, int]:
+        part = request.query_params.get("q", "")[:64]
+        return "functions", await functions_page(self._engine, part), 200
+
+    async def _workers(self, request: Request) -> tuple[str, _Context, int]:
+        return "workers", await workers_page(self._engine), 200
+
+    async def _cron(self, request: Request) -> tuple[str, _Context, int]:
+        return "cron", await cron_page(self._engine), 200
+
+    async def _nodes(self, request: Request) -> tuple[str, _Context, int]:
+        if self._processes.is_there:
+            return "processes", self._processes.page(), 200
+        return "nodes", await self._cluster.page(), 200
+
     async def _find(self, request: Request) -> Response:
         """Redirect to the page of the id that was typed."""
         task_id = TaskId(request.query_params.get("id", "").strip())
-        return RedirectResponse(f"/tasks/{task_id}", 303, dict(HEADERS))
+        return RedirectResponse(f"{root_of(request)}/tasks/{task_id}", 303, dict(HEADERS))
 
     # -- how it is shown -----------------------------------------------------------------------
 
@@ -183,12 +264,15 @@ class Dashboard:
         async def page(request: Request) -> Response:
             template, context, status = await show(request)
             query = request.url.query
-            context |= {
+            path = request.scope["path"]
+            context |= self.common(request) | {
                 "template": f"_{template}.html",
                 "done": done_text(request.query_params),
-                "live": f"/live{request.url.path}" + (f"?{query}" if query else ""),
                 "form_token": self._auth.form_token(request),
             }
+            if not context.get("is_still"):
+                live = f"{root_of(request)}/live{path}"
+                context["live"] = live + (f"?{query}" if query else "")
             return self._pages.page(f"{template}.html", context, status)
 
         return page
@@ -197,12 +281,14 @@ class Dashboard:
         async def live(request: Request) -> Response:
             async def draw() -> Callable[[], str]:
                 template, context, _ = await show(request)
+                context |= self.common(request)
                 return partial(self._pages.render, f"_{template}.html", context)
 
             if request.method == "HEAD":
                 await draw()
                 return answer("", 200, "text/event-stream")
-            name = f"{request.url.path}?{request.url.query}"
+            right = "write" if self.is_writer(request) else "read"
+            name = f"{right} {request.scope['path']}?{request.url.query}"
             try:
                 self._streams.enter(name)
             except BusyError as error:
@@ -230,13 +316,18 @@ class Dashboard:
         name, action = request.path_params["queue"], request.path_params["action"]
         tenant = tenant_of(request.query_params)
         state = check_state(request.query_params.get("state", ""))
-        if action not in QUEUE_ACTIONS or not self._view.has_queue(name):
+        if action not in QUEUE_ACTIONS or not await self._has_queue(name):
             raise TaskNotFoundError(f"there is no {name!r} to {action}")
         whose = {} if tenant is None else {"tenant": tenant}
-        back = f"/queues/{quote(name)}" + (f"?{urlencode(whose)}" if whose else "")
+        query = f"?{urlencode(whose)}" if whose else ""
+        back = f"{root_of(request)}/queues/{quote(name)}{query}"
         if request.method == "POST":
             return await self._do(
-                request, back, lambda: act_on_queue(self._engine, name, tenant, action, state)
+                request,
+                back,
+                lambda form: act_on_queue(
+                    self._engine, name, tenant, action, state, policy_of(form)
+                ),
             )
         subject = f"queue {name}" + ("" if tenant is None else f", tenant {tenant or '(none)'}")
         stats = await queue_of(self._engine, name, tenant).stats()
@@ -258,9 +349,13 @@ class Dashboard:
         task = await self._view.task(task_id, "none")
         if action not in TASK_ACTIONS or task is None:
             raise TaskNotFoundError(f"there is no task {task_id} to {action}")
-        back = f"/tasks/{task_id}"
+        back = f"{root_of(request)}/tasks/{task_id}"
         if request.method == "POST":
-            return await self._do(request, back, lambda: act_on_task(self._engine, task_id, action))
+            return await self._do(
+                request,
+                back,
+                lambda form: act_on_task(self._engine, task_id, action, policy_of(form)),
+            )
         return self._ask(
             request,
             back,
@@ -273,25 +368,79 @@ class Dashboard:
             },
         )
 
+    async def _on_workflow(self, request: Request) -> Response:
+        workflow, action = TaskId(request.path_params["workflow"]), request.path_params["action"]
+        info = await self._engine.workflow_info(workflow)
+        if action not in WORKFLOW_ACTIONS or info.id != workflow:
+            raise TaskNotFoundError(f"there is no workflow {workflow} to {action}")
+        back = f"{root_of(request)}/workflows/{workflow}"
+        if request.method == "POST":
+            return await self._do(
+                request, back, lambda _: act_on_workflow(self._engine, workflow, action)
+            )
+        return self._ask(
+            request,
+            back,
+            {
+                "question": WORKFLOW_ACTIONS[action],
+                "subject": f"workflow {info.name or workflow}",
+                "state": "",
+                "stats": None,
+                "workflow": info,
+                "action": action,
+            },
+        )
+
+    async def _call(self, request: Request) -> Response:
+        """The form of a function's arguments; sent, the call is enqueued."""
+        if not self.is_writer(request):
+            return self.refuse(request)
+        queue, name = request.path_params["queue"], request.query_params.get("name", "")
+        one = await find_function(self._engine, queue, name)
+        context: _Context = {"one": one, "given": {}, "error": ""}
+        if request.method == "POST":
+            form = await self._auth.form(request, bytes_max=CALL_BYTES_MAX, fields_max=80)
+            if not self._auth.is_ours(request, form):
+                return self._auth.problem(request, NOT_OURS, 403)
+            task_id, error = await enqueue_from(self._engine, one, form)
+            if task_id:
+                to = f"{root_of(request)}/tasks/{task_id}"
+                return RedirectResponse(to, 303, dict(HEADERS))
+            context |= {"given": form, "error": error}
+        context |= self.common(request) | {
+            "back": f"{root_of(request)}/functions",
+            "form_token": self._auth.form_token(request),
+        }
+        return self._pages.page("call.html", context, 422 if context["error"] else 200)
+
     def _ask(self, request: Request, back: str, context: _Context) -> Response:
-        if not self._can_write:
-            return self._auth.problem(request, _READ_ONLY, 403)
+        if not self.is_writer(request):
+            return self.refuse(request)
+        context |= self.common(request)
         context |= {"back": back, "form_token": self._auth.form_token(request)}
         return self._pages.page("confirm.html", context)
 
-    async def _do(self, request: Request, back: str, act: Callable[[], Awaitable[str]]) -> Response:
-        if not self._can_write:
-            return self._auth.problem(request, _READ_ONLY, 403)
+    def refuse(self, request: Request) -> Response:
+        """The page for who may not act."""
+        text = _READ_ONLY if granted(request) is None else _MAY_READ
+        return self._auth.problem(request, text, 403)
+
+    async def _do(
+        self, request: Request, back: str, act: Callable[[Mapping[str, str]], Awaitable[str]]
+    ) -> Response:
+        if not self.is_writer(request):
+            return self.refuse(request)
         form = await self._auth.form(request)
         if not self._auth.is_ours(request, form):
             return self._auth.problem(request, NOT_OURS, 403)
         joint = "&" if "?" in back else "?"
-        return RedirectResponse(f"{back}{joint}{await act()}", 303, dict(HEADERS))
+        return RedirectResponse(f"{back}{joint}{await act(form)}", 303, dict(HEADERS))
 
 
 _READ_ONLY: Final = (
     "This dashboard is read-only. To act from it, start the service with --dashboard write."
 )
+_MAY_READ: Final = "You may read here, and not act: the application grants you no more."
 
 
 def _polls_of(request: Request) -> PollRegister:

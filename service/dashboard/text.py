@@ -7,18 +7,20 @@ characters are written as escapes first, so that they cannot change how the rest
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
 import msgpack
 
-from ...client.wire import UNPACK_ERRORS
+from ...client.documents.wire import UNPACK_ERRORS
 from ...repository.model.codec import PackedBytes
 
 __all__ = [
     "brief",
     "bytes_text",
+    "common_part",
     "count_text",
     "duration_text",
     "micros_text",
@@ -32,6 +34,9 @@ __all__ = [
 NOTHING: Final = "–"
 PARTS_MAX: Final = 4096  # parts of a msgpack value; a larger one is shown as bytes
 TEXT_MAX: Final = 8192  # characters shown of a value
+REASON_MAX: Final = 200  # characters of a reason that others are searched by
+_KIND: Final = re.compile(r"[^\W\d][\w.]*:(?=\s|$)")
+_DIFFERS: Final = re.compile(r"""(?<!\w)["'`]|[<\[({]|[^\s<\[({]*[\d@/\\=]""")
 BRIEF_MAX: Final = 400  # characters shown in a cell of a table
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -45,6 +50,20 @@ def brief(text: str) -> str:
     """As ``visible``, cut to fit a cell of a table."""
     more = len(text) - BRIEF_MAX
     return visible(text) if more <= 0 else f"{visible(text[:BRIEF_MAX])} … {more:,} characters more"
+
+
+def common_part(reason: str) -> str:
+    """What a reason may share with others: its first line, up to what differs from task to task.
+
+    That is the first number, quote, path, address or the like behind the type of the error. Where
+    nothing is before it, the line.
+    """
+    line = (reason.splitlines() or [""])[0][:REASON_MAX].strip()
+    kind = _KIND.match(line)
+    start = 0 if kind is None else kind.end()
+    found = _DIFFERS.search(line, start)
+    part = line if found is None else line[: found.start()].rstrip()
+    return part if len(part) > 2 else line
 
 
 def _escape(char: str) -> str:

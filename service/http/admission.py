@@ -105,13 +105,21 @@ class Admission:
         Raises:
             TooManyError: as many wait already as may.
         """
-        if self.polls >= self.polls_max:
-            raise TooManyError(f"{self.polls} calls wait here already: try again, or wait less")
-        self.polls += 1
+        self.begin_poll()
         try:
             yield
         finally:
-            self.polls -= 1
+            self.end_poll()
+
+    def begin_poll(self) -> None:
+        """Count a long poll, until ``end_poll``. Raises as ``polling``."""
+        if self.polls >= self.polls_max:
+            raise TooManyError(f"{self.polls} calls wait here already: try again, or wait less")
+        self.polls += 1
+
+    def end_poll(self) -> None:
+        """Count a long poll no more."""
+        self.polls -= 1
 
     def _shed(self, among: dict[Connection, None]) -> None:
         oldest = next(iter(among))

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ... import __version__
-from ...client.wire import JSON
+from ...client.documents.wire import JSON
 from ...errors import LodeqError, UsageError
 
 try:
@@ -22,11 +22,21 @@ try:
 except ImportError as exc:
     raise UsageError('the HTTP service needs an extra: pip install "lodeq[http]"') from exc
 
-from . import bulk_routes, claim_routes, enqueue_routes, operator_routes  # noqa: F401 - operations
 from .admission import Refusals
 from .guard import Guard, RefusedError, Settings
 from .operations import OPERATIONS, Operation, called, openapi
 from .request_context import ClientGoneError, RequestContext, UnsupportedError, problem
+from .routes import (  # noqa: F401 - operations
+    bulk,
+    claims,
+    cluster,
+    enqueue,
+    find,
+    functions,
+    history,
+    operators,
+    workflows,
+)
 from .server_state import ServerState
 
 if TYPE_CHECKING:

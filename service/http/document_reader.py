@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, inspect
 
-from ...client.wire import JSON, Form, Stored
+from ...client.documents.wire import JSON, Form, Stored
 from ...engine.runtime.task_id import TaskId
 from ...errors import LimitError, UsageError
 from .schemas import Query, Request

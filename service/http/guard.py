@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -17,14 +16,15 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import current_time, fail_after
 
-from ...client.problems import CONTENT_TYPE, problem_of
+from ...client.documents.problems import CONTENT_TYPE, problem_of
 from ...errors import AccessDeniedError, BusyError, LodeqError, PayloadTooLargeError
+from ..shared.origin import foreign_of
 from .admission import Refusals, TooManyError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["ALWAYS", "Guard", "RefusedError", "Settings", "host_of", "loopback_hosts", "refuse"]
+__all__ = ["ALWAYS", "Guard", "RefusedError", "Settings", "loopback_hosts", "refuse"]
 
 loopback_hosts: Final = frozenset({"localhost", "127.0.0.1", "::1", "lodeq"})
 
@@ -50,18 +50,8 @@ class Settings:
     login_path: str | None = None  # where a browser without proof is redirected
 
 
-_HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
 # No browser guesses at the type of an answer, or keeps it. Routes may say otherwise of caching.
 ALWAYS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
-
-
-def host_of(value: str) -> str:
-    """The name in a ``Host`` header, without port and brackets, in lower case; "" if it is invalid.
-
-    Nothing may stand beside name and port: readers of different parts would see different hosts.
-    """
-    found = _HOST.fullmatch(value.strip().lower())
-    return "" if found is None else found[1] or found[2]
 
 
 class RefusedError(Exception):
@@ -139,21 +129,9 @@ class Guard:
         method: str,
     ) -> tuple[LodeqError, int] | None:
         settings = self._settings
-        names = [name for name, _ in given if name in (b"host", b"origin")]
-        raw_host = headers.get(b"host", b"").lower()
-        host = host_of(raw_host.decode("latin-1"))
-        if not host or host not in settings.hosts or names.count(b"host") > 1:
-            return AccessDeniedError(f"Host {raw_host[:80]!r} is not one of this server's"), 403
-        origin = headers.get(b"origin")
-        is_ours = origin is None or origin.lower() in (
-            b"http://" + raw_host,
-            b"https://" + raw_host,
-        )
-        if not is_ours or names.count(b"origin") > 1:
-            return AccessDeniedError("a page of another origin may not call this server"), 403
-        is_foreign = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
-        if is_foreign and not (method == "GET" and _is_followed_link(headers)):
-            return AccessDeniedError("a page of another site may not call this server"), 403
+        foreign = foreign_of(given, method, settings.hosts)
+        if foreign is not None:
+            return AccessDeniedError(foreign), 403
         if path not in settings.public_paths and not self._is_admitted(headers, path):
             return AccessDeniedError("give the server's token: Authorization: Bearer …"), 401
         length = headers.get(b"content-length", b"0")
@@ -214,14 +192,6 @@ class _Counted:
             raise RefusedError(BusyError("the server holds too many requests: try again"), 503)
         self._is_whole = not message.get("more_body", False)
         return message
-
-
-def _is_followed_link(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the user has followed a link of another site, whose page cannot read the answer."""
-    return (
-        headers.get(b"sec-fetch-mode") == b"navigate"
-        and headers.get(b"sec-fetch-dest") == b"document"
-    )
 
 
 def _too_large(settings: Settings) -> PayloadTooLargeError:

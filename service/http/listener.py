@@ -10,7 +10,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
 
-from ...errors import StorePathError, UsageError
+from ...errors import InvariantError, StorePathError, UsageError
 
 __all__ = ["find_tcp", "find_unix", "is_loopback", "listen_tcp", "listen_unix"]
 
@@ -18,6 +18,7 @@ Address = tuple[socket.AddressFamily, Any]
 
 BACKLOG = 128
 NAME_BYTES_MAX = 107  # of ``sun_path``, without its NUL
+_TRIES_MAX = 8  # at temporary names that a killed server has left
 
 
 def is_loopback(host: str) -> bool:
@@ -28,42 +29,78 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def find_unix(path: str | os.PathLike[str]) -> str:
+def find_unix(path: str | os.PathLike[str], *, is_probed: bool = True) -> str:
     """The path where ``listen_unix`` will listen; nothing is opened or removed yet.
 
+    Args:
+        path: of the socket.
+        is_probed: try whether a server answers there, too.
+
     Raises:
-        StorePathError: another file is there, or a server that answers.
+        StorePathError: another file is there, or a server that answers; or the path is too long.
     """
     name = os.path.abspath(os.fspath(path))
-    if len(os.fsencode(name)) > NAME_BYTES_MAX:
-        raise StorePathError(f"{name}: a socket's path has at most {NAME_BYTES_MAX} bytes")
-    _check_free(name)
+    size = len(os.fsencode(name))
+    if size > NAME_BYTES_MAX:
+        raise StorePathError(
+            f"{name}: a socket's path has at most {NAME_BYTES_MAX} bytes, this one has {size}: "
+            "choose a shorter one, for example in /run"
+        )
+    _check_free(name, is_probed=is_probed)
     return name
 
 
 def listen_unix(path: str | os.PathLike[str]) -> socket.socket:
     """A socket in the file system that only its owner can connect to.
 
-    One that a killed server left behind is replaced; a live one, or another file, is not.
+    It is bound under a temporary name and renamed once it listens, so nobody ever finds it open to
+    others, or without a listener. One that a killed server left behind is replaced; a live one, or
+    another file, is not. (``getsockname`` keeps the temporary name.)
 
     Raises:
         StorePathError: another file is there, or a server that answers.
     """
     name = find_unix(path)
-    with suppress(FileNotFoundError):
-        os.unlink(name)  # a killed server's
+    folder, base = os.path.split(name)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    fresh = ""
     try:
-        listener.bind(name)
-        os.chmod(name, 0o600)  # nobody can connect before it listens
-        listener.listen(BACKLOG)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fresh = _bind_beside(listener, fd, folder, base)
+            os.chmod(fresh, 0o600)  # nobody can connect before it listens
+            listener.listen(BACKLOG)
+            os.rename(fresh, name)
+        finally:
+            os.close(fd)
     except OSError as exc:
         listener.close()
+        if fresh:
+            with suppress(OSError):
+                os.unlink(fresh)
         raise StorePathError(f"{name}: cannot listen there: {exc}") from exc
     return listener
 
 
-def _check_free(name: str) -> None:
+def _bind_beside(listener: socket.socket, fd: int, folder: str, base: str) -> str:
+    """Bind to a temporary name in the folder, and return its path."""
+    for attempt in range(_TRIES_MAX):
+        fresh = os.path.join(folder, f".{base[:64]}.{os.getpid():x}.{attempt:x}")
+        short = fresh
+        if len(os.fsencode(fresh)) > NAME_BYTES_MAX:  # Linux: by the open folder
+            short = f"/proc/self/fd/{fd}/.{os.getpid():x}.{attempt:x}"
+            fresh = os.path.join(folder, os.path.basename(short))
+        try:
+            listener.bind(short)
+        except OSError as exc:
+            if exc.errno != errno.EADDRINUSE or attempt == _TRIES_MAX - 1:
+                raise
+        else:
+            return fresh
+    raise InvariantError("no name was tried")
+
+
+def _check_free(name: str, *, is_probed: bool) -> None:
     """Check that nothing is there, or a socket of ours on which nobody listens."""
     try:
         found = os.lstat(name)
@@ -73,10 +110,12 @@ def _check_free(name: str) -> None:
         raise StorePathError(f"{name}: cannot listen there: {exc}") from exc
     if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
         raise StorePathError(f"{name} is there already, and no socket of ours")
+    if not is_probed:
+        return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         code = probe.connect_ex(name)
-    if code != errno.ECONNREFUSED:
+    if code not in (errno.ECONNREFUSED, errno.ENOENT):
         raise StorePathError(f"{name}: a server listens there already")
 
 
@@ -109,7 +148,9 @@ def find_tcp(host: str, port: int, token: str | None) -> Address:
 def listen_tcp(host: str, port: int, token: str | None) -> socket.socket:
     """A TCP socket. Arguments and errors as ``find_tcp``; StorePathError also if it is in use."""
     family, address = find_tcp(host, port, token)
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sets TCP_NODELAY only where the protocol is named: without it an answer waits 40 ms
+    # for the acknowledgement of the one before.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

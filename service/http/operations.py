@@ -32,6 +32,7 @@ class Operation(NamedTuple):
         query: what may stand in the query.
         takes: the document in the body; None: there is none.
         headers: those that change what it does.
+        media: types of its answers.
     """
 
     name: str
@@ -42,10 +43,13 @@ class Operation(NamedTuple):
     query: type[schemas.Query]
     takes: type[schemas.Request] | None
     headers: Mapping[str, Any]
+    media: Sequence[str]
 
 
 OPERATIONS: Final[list[Operation]] = []
 _NOTHING: Final[Mapping[str, Any]] = {}
+_JSON: Final = ("application/json",)
+_READING: Final = ("find", "count")  # by POST
 
 
 def operation(
@@ -55,6 +59,7 @@ def operation(
     by_status: Mapping[int, Answer] | None = None,
     name: str | None = None,
     headers: Mapping[str, Any] | None = None,
+    media: Sequence[str] = _JSON,
 ) -> Callable[[H], H]:
     """Register a handler. Its arguments ``query`` and ``document`` say what it takes.
 
@@ -67,6 +72,7 @@ def operation(
         by_status: answers by status instead.
         name: the handler's own where it is None.
         headers: types of headers that change what it does.
+        media: types of its answers, where they are no documents.
     """
     method, _, path = route.partition(" ")
 
@@ -82,6 +88,7 @@ def operation(
                 hints.get("query", schemas.NoQuery),
                 hints.get("document", schemas.Nothing if method == "POST" else None),
                 headers or {},
+                media,
             )
         )
         return handler
@@ -91,6 +98,19 @@ def operation(
 
 async def called(operation: Operation, context: RequestContext) -> Response:
     """Read what an operation takes, and call its handler."""
+    shards = context.shards()
+    if shards is None:
+        return await _called(operation, context)
+    view = context.server.view
+    view.check_led(shards)
+    with view.only(shards):
+        response = await _called(operation, context)
+    if operation.method == "GET" or operation.name in _READING:
+        view.check_led(shards)  # else what was read may have been old before the answer was made
+    return response
+
+
+async def _called(operation: Operation, context: RequestContext) -> Response:
     given: list[schemas.Request] = []
     query = context.query(operation.query)
     if operation.query is not schemas.NoQuery:
@@ -161,7 +181,8 @@ def openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
             "title": "lodeq",
             "version": version,
             "description": "A durable task queue. Bodies are JSON, or msgpack by Content-Type and "
-            "Accept (application/msgpack).",
+            "Accept (application/msgpack). Every call takes 'shards' in its query, such as 0,2: "
+            "it is then about these shards alone, and refused (421) where the node leads not all.",
         },
         "paths": paths,
         "components": {
@@ -195,16 +216,24 @@ def _described(spec: Operation, components: _Components) -> dict[str, Any]:
         "summary": (spec.handler.__doc__ or "").partition("\n")[0],
         "parameters": parameters,
         "responses": {
-            str(status): {"description": "Done", "content": _json(components.answer(answer))}
+            str(status): {
+                "description": "Done",
+                "content": _content(spec, components.answer(answer)),
+            }
             for status, answer in spec.answers.items()
         }
         | {"4XX": problem, "5XX": problem},
     }
     if spec.takes is not None:
-        content = _json(components.schema(spec.takes))
+        content = {"application/json": {"schema": components.schema(spec.takes)}}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
 
 
-def _json(schema: schemas.Schema) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
+def _content(spec: Operation, schema: schemas.Schema) -> dict[str, Any]:
+    return {
+        one: {
+            "schema": schema if one == "application/json" else {},
+        }
+        for one in spec.media
+    }

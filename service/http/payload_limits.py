@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 import msgpack
 
-from ...client.wire import JSON, UNPACK_ERRORS, Form, Stored
+from ...client.documents.wire import JSON, UNPACK_ERRORS, Form, Stored
 from ...errors import PayloadTooLargeError, RecordCorruptError, UsageError
 from ...repository.model.codec import CODEC, MSGPACK, CodecBytes, PackedBytes, decode_value
 from ...repository.state.turns import Turns

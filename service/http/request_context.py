@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from anyio import create_task_group
 
-from ...client.problems import CONTENT_TYPE, problem_of
-from ...client.wire import JSON, MSGPACK_FORM, Form, form_of
+from ...client.documents.problems import CONTENT_TYPE, problem_of
+from ...client.documents.wire import JSON, MSGPACK_FORM, Form, form_of
 from ...engine.runtime.task_id import TaskId
 from ...errors import LodeqError, UsageError
 from ...repository.tasks.lease import Lease
@@ -29,8 +30,11 @@ __all__ = [
     "RequestContext",
     "UnsupportedError",
     "problem",
+    "wanted_form",
 ]
 
+SHARDS: Final = "shards"  # in the query of any call
+_SHARDS: Final = re.compile(r"[0-9]{1,4}(,[0-9]{1,4}){0,4095}")
 T = TypeVar("T")
 R = TypeVar("R", bound=Request)
 Q = TypeVar("Q", bound=Query)
@@ -54,7 +58,8 @@ class RequestContext:
         self.turns = server.view.turns()
         self._request = request
         self.form: Form = JSON  # of the body, once it is read
-        self.out = _wanted(request.headers.get("accept", ""), request.headers.get("content-type"))
+        headers = request.headers
+        self.out = wanted_form(headers.get("accept", ""), headers.get("content-type"))
 
     async def read(self, kind: type[R]) -> R:
         """Read the body; an empty one counts as an object without members.
@@ -75,7 +80,21 @@ class RequestContext:
 
     def query(self, kind: type[Q]) -> Q:
         """Read the query."""
-        return read_query(self._request.query_params, kind)
+        given = {name: one for name, one in self._request.query_params.items() if name != SHARDS}
+        return read_query(given, kind)
+
+    def shards(self) -> list[int] | None:
+        """The shards that the call is about; None: all that the node has.
+
+        Raises:
+            UsageError: it is no list of numbers.
+        """
+        text = self._request.query_params.get(SHARDS)
+        if text is None:
+            return None
+        if not _SHARDS.fullmatch(text):
+            raise UsageError(f"{SHARDS} is a list of numbers of shards, such as 0,2: {text[:80]!r}")
+        return sorted({int(one) for one in text.split(",")})
 
     def path(self, name: str) -> str:
         """A part of the path."""
@@ -117,6 +136,18 @@ class RequestContext:
         return Response(
             self.out.joined(name, items, rest), status, media_type=self.out.content_type
         )
+
+    def stream(self, chunks: AsyncIterator[bytes], media_type: str) -> Response:
+        """Answer with chunks, as they come; an error in the middle breaks the answer off.
+
+        Raises:
+            UsageError: the call came over a link, whose answers are whole.
+        """
+        from starlette.responses import StreamingResponse  # noqa: PLC0415 - an extra
+
+        if self._request.scope.get("type") != "http":
+            raise UsageError("this answer is a stream: ask for it over HTTP, or page with find")
+        return StreamingResponse(chunks, media_type=media_type)
 
     async def value(self, document: Request, name: str, bytes_max: int) -> Any:
         """The value of a document, as the engine takes it; None if it has none.
@@ -196,7 +227,8 @@ class RequestContext:
         raise ClientGoneError
 
 
-def _wanted(accept: str, content_type: str | None) -> Form:
+def wanted_form(accept: str, content_type: str | None) -> Form:
+    """The form of the answer that a client accepts, by its headers."""
     for one in accept.split(","):
         form = form_of(one)
         if form is not None:

@@ -4,7 +4,8 @@
 them down. The bounds are those of the engine, imported from where it checks them. A *described*
 member is published with its bounds and refused by the engine, whose error says more (a name that is
 invalid, a limit that is exceeded); all others are refused by msgspec. The members of a value
-(``payload``, ``payload_base64``, ``payload_kind``) are not looked into here: see ``client.wire``.
+(``payload``, ``payload_base64``, ``payload_kind``) are not looked into here: see
+``client.documents.wire``.
 
 The schema is that of JSON; docs/http.md says what msgpack writes differently.
 """
@@ -19,16 +20,28 @@ from typing import Annotated, Any, ClassVar, Final, get_type_hints
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from ...client.calls import CLAIM_ID_BYTES
-from ...client.records import Granted
-from ...client.wire import KINDS
+from ...client.documents.records import Granted
+from ...client.documents.wire import KINDS
 from ...engine import values as engine_values
 from ...engine.bulk.manifest import JOB_PATTERN
+from ...engine.records.face import FUNCTION_BYTES_MAX, LABEL_BYTES_MAX, LABELS_MAX
 from ...engine.records.keyspace import NAME_PATTERN
 from ...engine.records.task import ATTEMPTS_MAX
+from ...engine.records.workflow import EDGES_MAX
 from ...engine.runtime.task_id import TaskId
-from ...engine.values import LatencySummary
-from ...repository.model import ingest_report, reports, values
+from ...engine.values import BY_BYTES_MAX, LatencySummary
+from ...repository.model import ingest_report, queue_settings, reports, values
 from ...repository.model.arguments import LEASE_S_MAX, LIMIT_MAX, OLDER_THAN_S_MIN
+from ...repository.model.filters import ACTS, COUNT_LOOKS_MAX, FOUND_MAX, TEXT_MAX
+from ...repository.model.flows import workflows
+from ...repository.model.flows.workflows import (
+    MEMBERS_MAX,
+    ON_FAILURES,
+    SLICE_TASKS_MAX,
+    WORKFLOW_NAME_BYTES_MAX,
+    WORKFLOW_STATES,
+)
+from ...repository.model.queue_settings import BY_OPERATOR, CONCURRENCY_MAX
 from ...repository.model.task_options import (
     BACKOFF_FACTOR_MAX,
     BACKOFF_KINDS,
@@ -40,36 +53,56 @@ from ...repository.model.task_options import (
     PRIORITY_MAX,
     WORKER_BYTES_MAX,
 )
+from ...repository.tasks.operators.history import PAGE_MAX as HISTORY_PAGE_MAX
 from ...repository.tasks.task_list import PAGE_MAX
+from ...repository.workflows.listing import PAGE_MAX as WORKFLOWS_PAGE_MAX
+from ..shared.found_files import FOUND_FORMATS
 
 __all__ = [
+    "ActOn",
+    "AddMembers",
     "Backoff",
     "Bury",
+    "CallFunction",
+    "CancelAll",
     "CancelClaim",
     "Checkpoint",
     "Claim",
     "Complete",
     "CompleteMany",
+    "Configure",
+    "Counted",
     "Enqueue",
+    "EnqueueAfter",
     "EnqueueMany",
+    "ExportFound",
+    "Find",
     "ForgetLoads",
+    "FunctionsQuery",
     "Heartbeat",
     "HeartbeatMany",
     "Held",
+    "HeldWithProgress",
     "HeldWithResult",
+    "HistoryQuery",
     "Ingest",
     "Nack",
+    "NamedFunction",
     "NewTask",
     "NoQuery",
     "Nothing",
+    "OpenWorkflow",
+    "PartsQuery",
     "Policy",
     "Problem",
+    "PublishFunctions",
     "Purge",
     "PurgeArchived",
     "PurgePart",
     "Query",
     "QueueReference",
     "QueuesQuery",
+    "Ready",
     "Redrive",
     "Release",
     "Request",
@@ -78,7 +111,10 @@ __all__ = [
     "TasksQuery",
     "TenantQuery",
     "TenantsQuery",
+    "WorkerBeat",
+    "WorkflowsQuery",
     "list_of",
+    "none_or",
     "schema_of_type",
 ]
 
@@ -101,21 +137,20 @@ def _described(**schema: Any) -> Meta:
     return Meta(extra_json_schema=schema)
 
 
-def _bytes_of_text(least: int, most: int) -> list[Schema]:
-    """Text of ``least`` to ``most`` bytes in UTF-8, whichever characters it is made of.
+def _bytes_of_text(least: int, most: int) -> Schema:
+    """Text of ``least`` to ``most`` bytes in UTF-8.
 
-    A schema counts characters; what mixes characters of different sizes is accepted as far as its
-    bytes go.
+    A schema counts characters. This one forbids what cannot fit: too many characters, or too many
+    in a row that take two bytes, three or four. What it lets in may still be too long.
     """
-    kinds = (
-        (r"[\u0000-\u007f]", most),
-        (r"[\u0000-\u07ff]", most // 2),
-        (r"[\u0000-\uffff]", most // 3),
-    )
-    found: list[Schema] = [
-        {"type": "string", "pattern": f"^{kind}{{{least},{n}}}$"} for kind, n in kinds
-    ]
-    return [*found, {"type": "string", "minLength": least, "maxLength": most // 4}]
+    rows = ((r"\u007f", most // 2), (r"\u07ff", most // 3), (r"\uffff", most // 4))
+    too_long = [{"pattern": rf"[^\u0000-{last}]{{{n + 1}}}"} for last, n in rows]
+    return {
+        "type": "string",
+        "minLength": least,
+        "maxLength": most,
+        "not": {"anyOf": too_long},
+    }
 
 
 def _given(name: str) -> Schema:
@@ -169,12 +204,24 @@ SnapshotId = Annotated[str, _described(pattern=r"^[0-9]{8}T[0-9]{9}Z$")]
 IdempotencyKey = Annotated[str, _described(pattern="^[A-Za-z0-9._:-]{1,255}$")]
 State = Annotated[
     str,
-    _described(enum=["ready", "delayed", "leased", "dead", "completed", "expired", "cancelled"]),
+    _described(
+        enum=[
+            "ready",
+            "delayed",
+            "waiting",
+            "leased",
+            "dead",
+            "completed",
+            "expired",
+            "cancelled",
+        ]
+    ),
 ]
+Outcome = Annotated[str, _described(enum=["completed", "dead", "expired", "cancelled"])]
 Worker = Annotated[
     str,
     _described(
-        anyOf=_bytes_of_text(0, WORKER_BYTES_MAX),
+        **_bytes_of_text(0, WORKER_BYTES_MAX),
         description=f"0 to {WORKER_BYTES_MAX} bytes in UTF-8",
     ),
 ]
@@ -182,7 +229,7 @@ Worker = Annotated[
 Key = Annotated[
     Any,
     _described(
-        anyOf=[*_bytes_of_text(1, KEY_BYTES_MAX), {"type": "null"}],
+        anyOf=[_bytes_of_text(1, KEY_BYTES_MAX), {"type": "null"}],
         description=f"1 to {KEY_BYTES_MAX} bytes in UTF-8",
     ),
 ]
@@ -203,9 +250,26 @@ KeyBase64 = Annotated[
     ),
 ]
 _YEARS: Final = r"197[1-9]|19[89][0-9]|[2-5][0-9]{3}|6[0-3][0-9]{2}|64[01][0-9]|642[0-8]"
-# RFC 3339 as text, or a timestamp of msgpack: ``enqueue_routes`` reads it.
+# RFC 3339 as text, or a timestamp of msgpack: ``routes.enqueue`` reads it.
 RunAt = Annotated[
     Any, _described(type=["string", "null"], format="date-time", pattern=f"^({_YEARS})-")
+]
+FaceFunction = Annotated[
+    str,
+    _described(
+        **_bytes_of_text(0, FUNCTION_BYTES_MAX),
+        description=f"0 to {FUNCTION_BYTES_MAX} bytes in UTF-8",
+    ),
+]
+_LABEL_CHARS: Final = LABEL_BYTES_MAX // 4 // 2  # at most so many are never too long
+Labels = Annotated[
+    dict[str, str],
+    _described(
+        maxProperties=LABELS_MAX,
+        propertyNames={"pattern": f"^[^=]{{1,{_LABEL_CHARS - 1}}}$"},
+        additionalProperties={"type": "string", "maxLength": _LABEL_CHARS},
+        description=f"Each at most {LABEL_BYTES_MAX} bytes in UTF-8 as key=value",
+    ),
 ]
 AnyValue = Annotated[Any, Meta(description="Any JSON value")]
 ValueBase64 = Annotated[
@@ -215,6 +279,9 @@ ValueKind = Annotated[
     Any, _described(type="string", enum=list(KINDS), description="What its bytes are")
 ]
 
+
+FunctionName = Annotated[str, Meta(min_length=1, max_length=256)]
+FUNCTIONS_PAGE_MAX: Final = 256
 
 # -- requests ------------------------------------------------------------------------------
 
@@ -231,6 +298,15 @@ class Nothing(Request):
 
     A call without arguments still has to state its media type: a page of another site cannot.
     """
+
+
+class Backoff(Request):
+    """``lodeq.Backoff``."""
+
+    kind: Annotated[str, _described(enum=list(BACKOFF_KINDS))] = values.Backoff().kind
+    base: Annotated[float, Meta(ge=0, le=BACKOFF_S_MAX)] = values.Backoff().base
+    factor: Annotated[float, Meta(ge=0, le=BACKOFF_FACTOR_MAX)] = values.Backoff().factor
+    cap: Annotated[float, Meta(ge=0, le=BACKOFF_S_MAX)] = values.Backoff().cap
 
 
 class _TaskMembers(Request):
@@ -271,8 +347,16 @@ class _TaskMembers(Request):
     dedup_window: Seconds | None = None
     on_conflict: Annotated[str, _described(enum=list(values.CONFLICTS))] = "return"
     max_attempts: Attempts | None = None
+    retry: Backoff | None = None
+    retention: Seconds | None = None
+    dead_retention: Seconds | None = None
     shard_key: Key = None
     shard_key_base64: KeyBase64 | UnsetType = UNSET
+    labels: Labels | None = None
+    function: FaceFunction | None = None
+    preview: str | None = None
+    after: Annotated[list[TaskId], Meta(max_length=EDGES_MAX - 1)] = []
+    on_failure: Annotated[str, _described(enum=list(ON_FAILURES))] = "run"
 
 
 class NewTask(_TaskMembers):
@@ -287,15 +371,6 @@ class Enqueue(_TaskMembers):
 
     what: ClassVar[str] = "a task for the queue in the path"
     durable: bool | None = None
-
-
-class Backoff(Request):
-    """``lodeq.Backoff``."""
-
-    kind: Annotated[str, _described(enum=list(BACKOFF_KINDS))] = values.Backoff().kind
-    base: Annotated[float, Meta(ge=0, le=BACKOFF_S_MAX)] = values.Backoff().base
-    factor: Annotated[float, Meta(ge=0, le=BACKOFF_FACTOR_MAX)] = values.Backoff().factor
-    cap: Annotated[float, Meta(ge=0, le=BACKOFF_S_MAX)] = values.Backoff().cap
 
 
 class Policy(Request):
@@ -360,6 +435,15 @@ class Claim(Request):
     claim_id: ClaimId | UnsetType = UNSET
 
 
+class Ready(Request):
+    """Queues of which a claim is to come, and how long to wait until there is something."""
+
+    queues: Annotated[list[Name | QueueReference], _described(minItems=1, maxItems=BATCH_MAX)]
+    wait: Seconds = 0.0
+    skip_tenants: Annotated[list[Tenant], _described(maxItems=SKIPPED_MAX)] = []
+    claim_id: ClaimId | UnsetType = UNSET
+
+
 class CancelClaim(Request):
     """The id that the claim was sent with."""
 
@@ -379,6 +463,13 @@ class Heartbeat(Held):
     """A lease, and how long it is to be from now on."""
 
     seconds: Seconds | None = None
+
+
+class HeldWithProgress(Held):
+    """A lease, and how far its run has come."""
+
+    fraction: Annotated[float, _described(ge=0, le=1)] | None = None
+    note: str = ""
 
 
 class HeldWithResult(Held):
@@ -434,18 +525,154 @@ class Redrive(Request):
     """The dead letters to enqueue again; without ``ids`` all of the queue."""
 
     ids: Annotated[list[TaskId], _described(maxItems=BATCH_MAX)] | UnsetType = UNSET
+    policy: Annotated[str, _described(enum=list(values.REDRIVE_POLICIES))] = "stored"
+
+
+class CancelAll(Request):
+    """Whether leased tasks are cancelled, too."""
+
+    leased: bool = True
+
+
+_Filter = Annotated[
+    dict[str, Any],
+    _described(
+        type="object",
+        description="queue, tenant, states, function, labels, older_than, newer_than (seconds), "
+        "reason, id_prefix, text: those for which all that is given holds",
+    ),
+]
+
+
+class Counted(Request):
+    """The tasks that a filter means; ``looks``: rows that are looked at."""
+
+    filter: _Filter = {}
+    looks: Annotated[int, Meta(ge=1, le=COUNT_LOOKS_MAX)] = COUNT_LOOKS_MAX
+
+
+class Find(Request):
+    """A page of the tasks that a filter means, behind the ``cursor`` of the page before."""
+
+    filter: _Filter = {}
+    limit: Annotated[int, Meta(ge=1, le=FOUND_MAX)] = 100
+    cursor: str | None = None
+    payloads: bool = True
+
+
+class ExportFound(Request):
+    """A file of all tasks that a filter means, without their payloads unless they are asked for."""
+
+    filter: _Filter = {}
+    format: Annotated[str, _described(enum=list(FOUND_FORMATS))] = "jsonl"
+    payloads: bool = False
+
+
+class ActOn(Request):
+    """One slice of an act on the tasks that a filter means."""
+
+    act: Annotated[str, _described(enum=list(ACTS))]
+    filter: _Filter = {}
+    priority: Priority | None = None
+    policy: Annotated[str, _described(enum=list(values.REDRIVE_POLICIES))] = "stored"
+    limit: Annotated[int, Meta(ge=1, le=FOUND_MAX)] = FOUND_MAX
+    cursor: str | None = None
+
+
+class NamedFunction(Request):
+    """A published function."""
+
+    queue: Name
+    function: FunctionName
+
+
+class PublishFunctions(Request):
+    """Functions as a worker publishes them: what ``GET /functions`` shows of each."""
+
+    functions: Annotated[list[dict[str, Any]], _described(maxItems=FUNCTIONS_PAGE_MAX)]
+
+
+class CallFunction(NamedFunction):
+    """A call of a published function. Its options are those of a task; None takes its policy's."""
+
+    arguments: dict[str, Any] = {}
+    tenant: Tenant = ""
+    priority: Priority | None = None
+    delay: Seconds | None = None
+    ttl: Seconds | None = None
+    dedup_key: Key = None
+    headers: dict[str, Any] | None = None
+    max_attempts: Attempts | None = None
+    labels: Labels | None = None
+    preview: str | None = None
+    durable: bool | None = None
+
+
+class WorkerBeat(Request):
+    """A worker, as ``GET /workers`` shows it."""
+
+    report: dict[str, Any]
 
 
 class Purge(Request):
     """The state whose tasks are deleted; without one all that are not leased."""
 
-    state: Annotated[str | None, _described(enum=["ready", "delayed", "dead", None])] = None
+    state: Annotated[str | None, _described(enum=["ready", "delayed", "waiting", "dead", None])] = (
+        None
+    )
+
+
+class Configure(Request):
+    """Settings of a queue: those that are not named stay, null takes one back.
+
+    ``by``: who sets them. Without ``replace`` what somebody else has set is not changed.
+    """
+
+    history: Annotated[float | None, _described(minimum=0, maximum=DURATION_S_MAX)] | UnsetType = (
+        UNSET
+    )
+    history_rows: Annotated[int | None, _described(minimum=0)] | UnsetType = UNSET
+    history_bytes: Annotated[int | None, _described(minimum=0)] | UnsetType = UNSET
+    faces: bool | UnsetType | None = UNSET
+    rate: str | UnsetType | None = UNSET
+    concurrency: (
+        Annotated[int | None, _described(minimum=1, maximum=CONCURRENCY_MAX)] | UnsetType
+    ) = UNSET
+    by: Annotated[str, _described(**_bytes_of_text(1, BY_BYTES_MAX))] = BY_OPERATOR
+    replace: bool = True
 
 
 class Checkpoint(Request):
     """Where the copy is made, below the server's folder for them."""
 
     path: Annotated[str, Meta(min_length=1, max_length=CHECKPOINT_CHARS_MAX)]
+
+
+class OpenWorkflow(Request):
+    """A workflow: the task that runs when all of its members have ended, and its key."""
+
+    callback: NewTask | UnsetType = UNSET
+    key: Key = None
+    key_base64: KeyBase64 | UnsetType = UNSET
+    name: Annotated[str, _described(**_bytes_of_text(0, WORKFLOW_NAME_BYTES_MAX))] = ""
+    on_failure: Annotated[str, _described(enum=list(ON_FAILURES))] = "run"
+
+
+class AddMembers(Request):
+    """A slice of members; ``first`` is the number of the first one."""
+
+    tasks: Annotated[list[NewTask], _described(maxItems=SLICE_TASKS_MAX)]
+    first: Annotated[int, Meta(ge=0, le=MEMBERS_MAX)] | None = None
+    after: Annotated[list[TaskId], Meta(max_length=EDGES_MAX)] = []
+    chain: bool = False
+
+
+class EnqueueAfter(Request):
+    """A task that waits for others."""
+
+    task: NewTask
+    after: Annotated[list[TaskId], Meta(min_length=1, max_length=EDGES_MAX - 1)]
+    on_failure: Annotated[str, _described(enum=list(ON_FAILURES))] = "run"
 
 
 class TakeSnapshot(Request):
@@ -523,10 +750,48 @@ class TasksQuery(TenantsQuery):
     payloads: bool = True
 
 
+class HistoryQuery(Query):
+    """A page of ended tasks, behind the ``cursor`` of the page before."""
+
+    queue: Name | UnsetType = UNSET
+    tenant: Tenant | UnsetType = UNSET
+    function: str | UnsetType = UNSET
+    state: Outcome | UnsetType = UNSET
+    since: Moment | UnsetType = UNSET
+    until: Moment | UnsetType = UNSET
+    text: Annotated[str, Meta(min_length=1, max_length=TEXT_MAX)] | UnsetType = UNSET
+    limit: Annotated[int, Meta(ge=1, le=HISTORY_PAGE_MAX)] = 100
+    cursor: Annotated[str, _described(pattern="^[0-9a-fA-F]{32}$")] | UnsetType = UNSET
+
+
+class PartsQuery(Query):
+    """A page of parts, behind the last number of the page before."""
+
+    after: Annotated[int, Meta(ge=-1, le=MEMBERS_MAX)] = -1
+    limit: Annotated[int, Meta(ge=1, le=1024)] = 256
+    failed: bool = False
+
+
+class WorkflowsQuery(Query):
+    """A page of workflows, behind the ``cursor`` of the page before."""
+
+    state: Annotated[str, _described(enum=list(WORKFLOW_STATES))] | UnsetType = UNSET
+    limit: Annotated[int, Meta(ge=1, le=WORKFLOWS_PAGE_MAX)] = 50
+    cursor: TaskId | UnsetType = UNSET
+
+
 class QueuesQuery(Query):
     """A page of queues, behind the ``next`` of the page before."""
 
     limit: Annotated[int, Meta(ge=1, le=QUEUES_MAX)] = QUEUES_MAX
+    after: Annotated[str, _described(pattern="^[^/]*/.*$")] | UnsetType = UNSET
+
+
+class FunctionsQuery(Query):
+    """A page of functions, behind the ``next`` of the page before."""
+
+    queue: Name | UnsetType = UNSET
+    limit: Annotated[int, Meta(ge=1, le=FUNCTIONS_PAGE_MAX)] = FUNCTIONS_PAGE_MAX
     after: Annotated[str, _described(pattern="^[^/]*/.*$")] | UnsetType = UNSET
 
 
@@ -536,6 +801,11 @@ class QueuesQuery(Query):
 def list_of(kind: Any) -> Any:
     """A list of what ``_answer`` declares, which mypy cannot know."""
     return list[kind]
+
+
+def none_or(kind: Any) -> Any:
+    """Such a document, or null."""
+    return kind | None
 
 
 def _answer(name: str, source: type, *omitted: str, **others: Any) -> type[Struct]:
@@ -565,13 +835,32 @@ def _answer(name: str, source: type, *omitted: str, **others: Any) -> type[Struc
 
 
 Receipt = _answer("Receipt", values.Receipt)
-Task = _answer("Task", values.Task, "payload", "headers", state=State)
+Progress = _answer("Progress", values.Progress, fraction=float | None)
+Task = _answer("Task", values.Task, "payload", "headers", state=State, progress=none_or(Progress))
 Lease = _answer("Lease", Granted, "payload", "headers", policy=Base64)
 Result = _answer(
     "Result",
     values.Result,
     "value",
-    status=Annotated[str, _described(enum=["completed", "dead", "expired", "cancelled"])],
+    status=Outcome,
+)
+Attempt = _answer("Attempt", values.Attempt)
+Part = _answer("Part", values.Part, "value", queue=str)
+WorkflowInfo = _answer("WorkflowInfo", workflows.WorkflowInfo)
+MemberGroup = _answer(
+    "MemberGroup",
+    workflows.MemberGroup,
+    queue=str,
+    states=dict[str, Count],
+    waits_for=list[list[Count]],
+)
+FailedMember = _answer("FailedMember", workflows.FailedMember, queue=str)
+WorkflowGraph = _answer(
+    "WorkflowGraph",
+    workflows.WorkflowGraph,
+    info=WorkflowInfo,
+    groups=list_of(MemberGroup),
+    failed=list_of(FailedMember),
 )
 QueueStats = _answer("QueueStats", values.QueueStats)
 QueueSummary = _answer("QueueSummary", values.QueueStats, queue=Name, tenant=Tenant)
@@ -580,6 +869,7 @@ _Latency = defstruct("Latency", [(field.name, Count) for field in fields(Latency
 ShardStats = _answer(
     "ShardStats", values.ShardStats, merge_sizes=list[list[Count]], commit=_Latency, fsync=_Latency
 )
+QueueSettings = _answer("QueueSettings", queue_settings.QueueSettings)
 EngineStats = _answer("EngineStats", values.EngineStats, shards=list_of(ShardStats))
 MigrationReport = _answer("MigrationReport", reports.MigrationReport)
 ForgottenLoads = _answer("ForgottenLoads", reports.ForgottenLoads)
@@ -601,4 +891,7 @@ class Problem(Struct, kw_only=True):
     retry_after_ms: Count | UnsetType = UNSET
     size_bytes: Count | UnsetType = UNSET
     limit_bytes: Count | UnsetType = UNSET
+    state: str | UnsetType = UNSET
+    finished_at: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
     receipts: list_of(Receipt | None) = UNSET  # type: ignore[valid-type]

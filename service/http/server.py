@@ -14,14 +14,17 @@ import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from anyio import CancelScope
+from anyio import CancelScope, move_on_after, sleep
 
+from ...client.transport.layout import FIRST_BYTE
 from ...errors import UsageError
 from .admission import Admission, Refusals
 from .app import make_app
 from .guard import ALWAYS, Settings
+from .link.connection import LinkConnection
+from .link.serving import LinkServing
 
 try:
     import h11
@@ -33,18 +36,23 @@ except ImportError as exc:
 if TYPE_CHECKING:
     import socket
 
+    from starlette.applications import Starlette
     from starlette.routing import BaseRoute
 
     from ...repository.api.engine import Engine
     from .server_state import ServerState
 
-__all__ = ["Server"]
+__all__ = ["AppServer", "Server"]
+
+_log = logging.getLogger("lodeq.http")
 
 HEAD_WAIT_S: Final = 10.0  # until a request's head must have arrived
 READ_WAIT_S: Final = 30.0  # until a client must have read enough of its answer
 HEAD_BYTES_MAX: Final = 32 << 10
 IDLE_S: Final = 75.0  # longer than our clients keep a connection
 GRACE_S: Final = 10.0
+STOP_LOOK_S: Final = 0.02  # between looks whether the requests of a stop have ended
+CUT_S: Final = 1.0  # what was cancelled has to end by then, or is left behind
 BACKLOG: Final = 2048  # connections that wait to be accepted
 ACCEPTS: Final = 64  # accepted in one turn of the loop, before the others can send their heads
 
@@ -60,11 +68,22 @@ def _connections_max(wanted: int, n_listeners: int) -> int:
     return max(1, min(wanted, soft // (4 * max(1, n_listeners))))
 
 
+class _Hub(Protocol):
+    """The state of an application."""
+
+    def close_polls(self) -> object:
+        """Answer all requests that wait: the server closes."""
+
+
 class _Gate:
     """State that all connections of a server share: an admission for each listener."""
 
-    def __init__(self, connections_max: int, refusals: Refusals) -> None:
+    def __init__(
+        self, connections_max: int, refusals: Refusals, linked: ServerState | None
+    ) -> None:
         self.refusals = refusals
+        self._linked = linked
+        self._links: LinkServing | None = None
         self._connections_max = connections_max
         self._by_listener: dict[object, Admission] = {}
 
@@ -76,6 +95,14 @@ class _Gate:
         if found is None:
             found = self._by_listener[key] = Admission(self._connections_max)
         return found
+
+    def links(self, beside: _Protocol) -> LinkServing | None:
+        """The state that links share; made with the first of them. None: only HTTP is spoken."""
+        if self._links is None and self._linked is not None:
+            self._links = LinkServing(
+                self._linked, self.refusals, beside.connections, beside.tasks, beside.loop
+            )
+        return self._links
 
 
 class _Counting:
@@ -100,6 +127,7 @@ class _Counting:
 class _Protocol(H11Protocol):
     """One connection."""
 
+    _is_new = True
     _slow: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
 
@@ -120,6 +148,12 @@ class _Protocol(H11Protocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_new:
+            self._is_new = False
+            links = self._gate.links(self) if data[0] == FIRST_BYTE else None
+            if links is not None:  # neither HTTP nor TLS begins so
+                self._become_link(links, data)
+                return
         super().data_received(data)
         if self.cycle is None or self.cycle.response_complete:
             if self._slow is None:
@@ -127,6 +161,16 @@ class _Protocol(H11Protocol):
         else:
             self._disarm()
             self.admission.asked(self)
+
+    def _become_link(self, links: LinkServing, data: bytes) -> None:
+        """Hand the connection over to the link (docs/link.md)."""
+        self._disarm()
+        self.connections.discard(self)
+        self.admission.left(self)
+        link = LinkConnection(links, self.admission)
+        self.transport.set_protocol(link)
+        link.connection_made(self.transport)
+        link.data_received(data)
 
     def on_response_complete(self) -> None:
         self.admission.answered(self)
@@ -188,9 +232,7 @@ class _Protocol(H11Protocol):
 
 
 class _Uvicorn(uvicorn.Server):
-    def __init__(
-        self, config: uvicorn.Config, state: ServerState, on_ready: Callable[[], object]
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, state: _Hub, on_ready: Callable[[], object]) -> None:
         super().__init__(config)
         self._state = state
         self._on_ready = on_ready
@@ -205,46 +247,76 @@ class _Uvicorn(uvicorn.Server):
             one.listen(BACKLOG)  # asyncio accepts as many at once as its backlog says
         self._on_ready()
 
+    async def _serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's own, without its log: it may serve the program around us, too."""
+        if not self.config.loaded:
+            self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup(sockets=sockets)
+        if not self.should_exit:
+            await self.main_loop()
+        await self.shutdown(sockets=sockets)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer the polls, wait for the other requests, then cut what is left.
+
+        Requests that have arrived get their answer; who sends another is not heard any more. At the
+        end of the grace what still runs is cancelled, and every connection is cut.
+        """
         self._state.close_polls()
-        await super().shutdown(sockets)
+        for server in self.servers:
+            server.close()
+        for one in sockets or ():
+            one.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        await self._all_over(self.config.timeout_graceful_shutdown or 0.0)
+        if state.connections or state.tasks:
+            fields = {"event": "requests_cut", "count": len(state.tasks)}
+            _log.warning("%d requests were cut at the stop", len(state.tasks), extra=fields)
+        for task in list(state.tasks):
+            task.cancel()
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await self._all_over(CUT_S)
+
+    async def _all_over(self, within_s: float) -> None:
+        """Wait until there is no connection and no request; uvicorn sets no event for it."""
+        state = self.server_state
+        with move_on_after(within_s):
+            while state.connections or state.tasks:  # noqa: ASYNC110 - as above
+                await sleep(STOP_LOOK_S)
 
 
-class Server:
-    """Serves an engine on sockets that listen already. asyncio only.
+class AppServer:
+    """Serves an application on sockets that listen already. asyncio only.
 
-    ::
-
-        server = Server(engine, [listen_unix("/run/lodeq.sock")])
-        await server.run()      # until ``stop()``, or cancelled
+    Args:
+        app: its ``state.hub`` ends the requests that wait.
+        listeners: from ``listen_unix`` and ``listen_tcp``, which decide who can reach them.
+        refusals: the application's counter of refused requests.
+        linked: the state of the engine that links reach; None: only HTTP is spoken.
+        connections_max: known connections, by listener; ``admission`` says who stays above it.
+            All listeners together take at most a quarter of the files the process may open.
+        grace_s: seconds that requests have to end once it stops.
+        on_ready: called once connections are accepted.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        app: Starlette,
         listeners: Sequence[socket.socket],
-        settings: Settings | None = None,
         *,
-        routes: Sequence[BaseRoute] = (),
+        refusals: Refusals,
+        linked: ServerState | None = None,
         connections_max: int = 1024,
+        grace_s: float = GRACE_S,
         on_ready: Callable[[], object] = lambda: None,
     ) -> None:
-        """Take over ``listeners``.
-
-        Args:
-            engine: stays the caller's; close it after ``run`` has returned.
-            listeners: from ``listen_unix`` and ``listen_tcp``, which decide who can reach them.
-            settings: see ``Settings``.
-            routes: more routes beside ``/v1``, behind the same guard.
-            connections_max: known connections, by listener; ``admission`` says who stays above it.
-                All listeners together take at most a quarter of the files the process may open.
-            on_ready: called once connections are accepted.
-        """
-        refusals = Refusals()
         most = _connections_max(connections_max, len(listeners))
-        app = make_app(engine, settings, routes=routes, refusals=refusals)
         config: dict[str, Any] = {
-            "http": partial(_Protocol, gate=_Gate(most, refusals)),
+            "http": partial(_Protocol, gate=_Gate(most, refusals, linked)),
             "ws": "none",
             "lifespan": "off",
             "log_config": None,
@@ -254,10 +326,20 @@ class Server:
             "timeout_keep_alive": int(IDLE_S),
             "h11_max_incomplete_event_size": HEAD_BYTES_MAX,
             "backlog": ACCEPTS,
-            "timeout_graceful_shutdown": int(GRACE_S),
+            "timeout_graceful_shutdown": grace_s,
         }
         self._listeners = list(listeners)
         self._server = _Uvicorn(uvicorn.Config(app, **config), app.state.hub, on_ready)
+
+    def descriptors(self) -> list[int]:
+        """The open files of the listeners and connections: a forked child has copies of them."""
+        found = [one.fileno() for one in self._listeners]
+        for connection in list(self._server.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            inner = None if transport is None else transport.get_extra_info("socket")
+            if inner is not None:
+                found.append(inner.fileno())
+        return [fd for fd in found if fd >= 0]
 
     def stop(self) -> None:
         """Accept no more connections, answer the long polls, then let ``run`` return."""
@@ -277,3 +359,47 @@ class Server:
             with CancelScope(shield=True):
                 await task
             raise
+
+
+class Server(AppServer):
+    """Serves an engine, over HTTP and over the link.
+
+    ::
+
+        server = Server(engine, [listen_unix("/run/lodeq.sock")])
+        await server.run()      # until ``stop()``, or cancelled
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        listeners: Sequence[socket.socket],
+        settings: Settings | None = None,
+        *,
+        routes: Sequence[BaseRoute] = (),
+        connections_max: int = 1024,
+        grace_s: float = GRACE_S,
+        on_ready: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Take over ``listeners``.
+
+        Args:
+            engine: stays the caller's; close it after ``run`` has returned.
+            listeners: as ``AppServer`` takes them.
+            settings: see ``Settings``.
+            routes: more routes beside ``/v1``, behind the same guard.
+            connections_max: as ``AppServer`` takes it.
+            grace_s: seconds that requests have to end once it stops.
+            on_ready: called once connections are accepted.
+        """
+        refusals = Refusals()
+        app = make_app(engine, settings, routes=routes, refusals=refusals)
+        super().__init__(
+            app,
+            listeners,
+            refusals=refusals,
+            linked=app.state.hub,
+            connections_max=connections_max,
+            grace_s=grace_s,
+            on_ready=on_ready,
+        )

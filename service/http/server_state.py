@@ -94,11 +94,29 @@ class ClaimRegister:
         if claim.is_cancelled:
             return False
         if leases:
-            self._granted[claim.claim_id] = tuple((one.task_id, one.epoch) for one in leases)
-            self._granted_count += len(leases)
-            while self._granted_count > GRANTED_MAX and len(self._granted) > 1:
-                self._granted_count -= len(self._granted.popitem(last=False)[1])
+            self._note(claim.claim_id, leases)
         return True
+
+    def grant(self, claim_id: bytes, leases: Sequence[Lease]) -> bool:
+        """``begin`` and ``end`` in one, for a claim that has not waited."""
+        if claim_id in self._cancelled:
+            return False
+        self._note(claim_id, leases)
+        return True
+
+    def _note(self, claim_id: bytes, leases: Sequence[Lease]) -> None:
+        self._granted_count -= len(self._granted.pop(claim_id, ()))  # an id used again
+        self._granted[claim_id] = tuple([(one.task_id, one.epoch) for one in leases])
+        self._granted_count += len(leases)
+        while self._granted_count > GRANTED_MAX and len(self._granted) > 1:
+            self._granted_count -= len(self._granted.popitem(last=False)[1])
+
+    def take_back(self, claim_id: bytes) -> list[Lease]:
+        """The live leases of a claim that has been answered. May be repeated."""
+        granted = self._granted.pop(claim_id, ())
+        self._granted_count -= len(granted)
+        found = (self._view.live_lease(task_id, epoch) for task_id, epoch in granted)
+        return [lease for lease in found if lease is not None]
 
     def cancel(self, claim_id: bytes) -> list[Lease]:
         """Refuse a claim anything more, and return its live leases. May be repeated."""
@@ -112,10 +130,7 @@ class ClaimRegister:
             if claim.stop is not None:
                 claim.stop()
             return []
-        granted = self._granted.pop(claim_id, ())
-        self._granted_count -= len(granted)
-        found = (self._view.live_lease(task_id, epoch) for task_id, epoch in granted)
-        return [lease for lease in found if lease is not None]
+        return self.take_back(claim_id)
 
 
 class ServerState:
@@ -130,6 +145,7 @@ class ServerState:
         self._polls: set[CancelScope] = set()
         self.claims = ClaimRegister(self.view)
         self._is_closing = False
+        self.held_bytes = 0  # of the documents of calls over the link, and of its frames
 
     # -- queues ------------------------------------------------------------------------
 
@@ -176,6 +192,11 @@ class ServerState:
             yield
         finally:
             self._polls.discard(scope)
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the server closes: what would go on for long ends."""
+        return self._is_closing
 
     def close_polls(self) -> None:
         """End all polls with an empty answer, now and from now on: the server closes."""

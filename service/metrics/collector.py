@@ -21,6 +21,7 @@ from ...errors import ClosedError, UsageError
 from ...repository.api.engine import Engine
 from ...repository.api.view import view_of
 from ..shared.engine_status import EngineStatus, status_cache
+from ..shared.replica import LogLook
 from .loop_lag import LoopLag
 from .sampler import Distribution, Sample, sample_engine, sample_stores
 from .table import METRICS, Metric
@@ -67,6 +68,7 @@ class LodeqCollector(Collector):
         self._view = view
         self._queues_max = queues_max
         self._status = status_cache(engine)
+        self._log = LogLook(view)
         self._lag = LoopLag(view.clock, view.spawner, lambda: view.is_closed)
         self._lag.start()
 
@@ -120,9 +122,15 @@ class LodeqCollector(Collector):
         return done
 
     def _memory(self, status: EngineStatus) -> list[Sample]:
-        return sample_engine(
-            self._engine, status, loop_lag_s=self._lag.worst_s, queues_max=self._queues_max
+        found = sample_engine(
+            self._engine,
+            status,
+            loop_lag_s=self._lag.worst_s,
+            queues_max=self._queues_max,
+            log=self._log.facts,
         )
+        self._log.ask_soon()  # for the next scrape: none waits for the log
+        return found
 
     def _from_thread(self) -> list[Sample]:
         found: list[Sample] = []

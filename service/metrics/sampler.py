@@ -15,7 +15,10 @@ from ...engine.store.upkeep import Figures
 from ...repository.api.engine import Engine
 from ...repository.api.view import EngineView, ShardView, view_of
 from ...repository.model.values import EngineStats
+from ...repository.state.function_counts import OUTCOMES, RUN_BOUNDS_US, FunctionRuns
+from ..shared.build import BUILD
 from ..shared.engine_status import EngineStatus
+from ..shared.replica import LogFacts, replica_status
 
 __all__ = ["MERGE_BOUNDS", "Distribution", "Sample", "sample_engine", "sample_stores"]
 
@@ -23,7 +26,7 @@ __all__ = ["MERGE_BOUNDS", "Distribution", "Sample", "sample_engine", "sample_st
 MERGE_BOUNDS: Final = (1, 2, 3, 4, 6, 8, 12, 15, 23, 31, 47, 63, 127, 255, 511, 1023, 4095)
 _US_BOUNDS: Final = tuple(1 << power for power in range(4, 25))  # 16 µs to 17 s
 _QUANTILES: Final = (0.5, 0.99)
-_STATES: Final = ("ready", "delayed", "leased", "dead")
+_STATES: Final = ("ready", "delayed", "waiting", "leased", "dead")
 
 
 class Distribution(NamedTuple):
@@ -42,7 +45,12 @@ class Sample(NamedTuple):
 
 
 def sample_engine(
-    engine: Engine, status: EngineStatus, *, loop_lag_s: float, queues_max: int
+    engine: Engine,
+    status: EngineStatus,
+    *,
+    loop_lag_s: float,
+    queues_max: int,
+    log: LogFacts | None = None,
 ) -> list[Sample]:
     """Samples that memory gives. On the engine's loop; it does not wait.
 
@@ -51,6 +59,7 @@ def sample_engine(
         status: its counts, of now or a moment ago.
         loop_lag_s: the value of ``lodeq_loop_lag_seconds``.
         queues_max: queues that get samples of their own; of the others only the number.
+        log: what the log of a replica said last; None: nothing.
 
     Raises:
         ClosedError: the engine is closed.
@@ -60,7 +69,7 @@ def sample_engine(
     stats, health = status.stats, view.health()
     found = [
         Sample("lodeq_up", (), 1),
-        Sample("lodeq_info", (__version__, engine.durability, str(engine.shards)), 1),
+        Sample("lodeq_info", (__version__, engine.durability, str(engine.shards), BUILD), 1),
         Sample("lodeq_healthy", (), health.ok),
         Sample("lodeq_anomalies", (), len(stats.anomalies)),
         Sample("lodeq_oldest_lease_age_seconds", (), stats.oldest_lease_age or 0.0),
@@ -70,9 +79,38 @@ def sample_engine(
     ]
     found += _totals(stats)
     found += _queues(status, queues_max)
+    for runs in view.function_runs():
+        found += _function(runs)
     for shard in view.shards():
         found += _commits(shard)
+    found += _replica(view, log)
     return found
+
+
+def _replica(view: EngineView, log: LogFacts | None) -> Iterator[Sample]:
+    status = replica_status(view)
+    if status is None:
+        return
+    for shard in status.shards:
+        of = (str(shard.shard),)
+        yield Sample("lodeq_replica_leads", of, shard.role == "leading")
+        yield Sample("lodeq_replica_has_leader", of, shard.leader is not None)
+        yield Sample("lodeq_replica_lag_entries", of, shard.lag)
+        yield Sample("lodeq_replica_log_first", of, shard.floor)
+        yield Sample("lodeq_replica_log_last", of, shard.last)
+    yield Sample("lodeq_replica_members", (), len(status.members))
+    yield Sample("lodeq_replica_session_seconds", (), status.session_s)
+    yield Sample("lodeq_replica_clock_skew_seconds", (), status.skew_ms / 1000)
+    yield Sample("lodeq_replica_problems", (), len(status.problems))
+    if log is None:
+        return
+    if log.space is not None:
+        yield Sample("lodeq_replica_log_used_bytes", (), log.space.used_bytes)
+        yield Sample("lodeq_replica_log_quota_bytes", (), log.space.quota_bytes)
+    for checkpoint in log.checkpoints:
+        if checkpoint.node == status.node:
+            age_s = view.clock.wall_us() / 1e6 - checkpoint.created_ms / 1000
+            yield Sample("lodeq_replica_checkpoint_age_seconds", (), max(0.0, age_s))
 
 
 def _totals(stats: EngineStats) -> list[Sample]:
@@ -84,6 +122,7 @@ def _totals(stats: EngineStats) -> list[Sample]:
         Sample("lodeq_tasks_buried_total", (), stats.dead_total),
         Sample("lodeq_tasks_expired_total", (), stats.expired_total),
         Sample("lodeq_duplicates_total", (), stats.duplicates_total),
+        Sample("lodeq_redact_failures_total", (), stats.redact_failures),
         Sample("lodeq_leases_expired_total", (), stats.reaped_total),
     ]
 
@@ -98,6 +137,19 @@ def _queues(status: EngineStatus, queues_max: int) -> Iterator[Sample]:
         yield Sample("lodeq_oldest_ready_age_seconds", (queue,), stats.oldest_ready_age or 0.0)
         yield Sample("lodeq_queue_paused", (queue,), stats.is_paused)
     yield Sample("lodeq_queues_left_out", (), max(0, len(status.names) - queues_max))
+
+
+def _function(runs: FunctionRuns) -> Iterator[Sample]:
+    of = runs.queue, runs.function
+    yield Sample("lodeq_function_starts_total", of, runs.started)
+    for outcome, count in zip(OUTCOMES, runs.ends, strict=True):
+        if outcome:
+            yield Sample("lodeq_function_ends_total", (*of, outcome), count)
+    buckets, seen = [], 0
+    for bound, count in zip((*RUN_BOUNDS_US, float("inf")), runs.times, strict=True):
+        seen += count
+        buckets.append((bound / 1e6, seen))
+    yield Sample("lodeq_function_run_seconds", of, Distribution(buckets, runs.total_us / 1e6))
 
 
 def _commits(shard: ShardView) -> Iterator[Sample]:

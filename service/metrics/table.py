@@ -26,17 +26,18 @@ class Metric(NamedTuple):
 
 _QUEUE: Final = ("queue",)
 _SHARD: Final = ("shard",)
+_FUNCTION: Final = ("queue", "function")
 
 _TABLE: Final = (
     Metric("lodeq_up", "gauge", (),
            "1 while the engine answers; when it is 0, no other metric is exported"),
-    Metric("lodeq_info", "gauge", ("version", "durability", "shards"),
-           "Always 1; version and configuration are its labels"),
+    Metric("lodeq_info", "gauge", ("version", "durability", "shards", "build"),
+           "Always 1; version, configuration and build are its labels"),
     Metric("lodeq_healthy", "gauge", (), "1 if Engine.health finds no problem"),
     Metric("lodeq_anomalies", "gauge", (), "Inconsistencies found and repaired since open"),
     # queues
     Metric("lodeq_tasks", "gauge", (*_QUEUE, "state"),
-           "Tasks by state: ready, delayed, leased, dead"),
+           "Tasks by state: ready, delayed, waiting, leased, dead"),
     Metric("lodeq_results", "gauge", _QUEUE, "Stored results"),
     Metric("lodeq_oldest_ready_age_seconds", "gauge", _QUEUE, "Age of the oldest ready task"),
     Metric("lodeq_queue_paused", "gauge", _QUEUE, "1 while the queue is paused"),
@@ -50,7 +51,17 @@ _TABLE: Final = (
     Metric("lodeq_tasks_buried_total", "counter", (), "Tasks that became dead letters"),
     Metric("lodeq_tasks_expired_total", "counter", (), "Tasks that ended by their TTL"),
     Metric("lodeq_duplicates_total", "counter", (), "Enqueues whose dedup key another task held"),
+    Metric(
+        "lodeq_redact_failures_total", "counter", (), "Texts not stored because redact failed"
+    ),
     Metric("lodeq_leases_expired_total", "counter", (), "Leases that expired and were reaped"),
+    # functions
+    Metric("lodeq_function_starts_total", "counter", _FUNCTION,
+           "Leases granted on tasks of a function"),
+    Metric("lodeq_function_ends_total", "counter", (*_FUNCTION, "outcome"),
+           "Runs by how they ended: completed, failed, dead, released, cancelled, expired"),
+    Metric("lodeq_function_run_seconds", "histogram", _FUNCTION,
+           "Time from the claim to the end of runs that completed or failed"),
     # lateness
     Metric("lodeq_oldest_lease_age_seconds", "gauge", (), "Age of the oldest lease"),
     Metric("lodeq_reaper_lag_seconds", "gauge", (), "Lateness of the reaper"),
@@ -90,6 +101,26 @@ _TABLE: Final = (
     Metric("lodeq_disk_free_bytes", "gauge", (), "Free space of the store's file system"),
     Metric("lodeq_disk_low", "gauge", (),
            "1 while enqueues are refused because the disk is nearly full"),
+    # replicas only
+    Metric("lodeq_replica_leads", "gauge", _SHARD, "1 if this node leads the shard"),
+    Metric("lodeq_replica_has_leader", "gauge", _SHARD,
+           "1 if this node knows who leads the shard"),
+    Metric("lodeq_replica_lag_entries", "gauge", _SHARD,
+           "Entries of the log that this node has yet to apply"),
+    Metric("lodeq_replica_log_first", "gauge", _SHARD, "Index of the first entry in the log"),
+    Metric("lodeq_replica_log_last", "gauge", _SHARD, "Index of the last entry in the log"),
+    Metric("lodeq_replica_members", "gauge", (), "Live nodes of the cluster, this one included"),
+    Metric("lodeq_replica_session_seconds", "gauge", (),
+           "Time for which the node's session still holds; 0 without one"),
+    Metric("lodeq_replica_clock_skew_seconds", "gauge", (),
+           "How far this node's clock is ahead of the members' median"),
+    Metric("lodeq_replica_problems", "gauge", (),
+           "What is wrong with this replica, counted; lodeq cluster status says it in words"),
+    Metric("lodeq_replica_log_used_bytes", "gauge", (), "What the log service holds"),
+    Metric("lodeq_replica_log_quota_bytes", "gauge", (),
+           "At which the log service refuses every write"),
+    Metric("lodeq_replica_checkpoint_age_seconds", "gauge", (),
+           "Age of this node's last checkpoint"),
 )  # fmt: skip
 
 METRICS: Final[Mapping[str, Metric]] = {metric.name: metric for metric in _TABLE}

@@ -155,7 +155,7 @@ class StatusCache:
         begun, spent = clock.mono(), 0.0
         queues: dict[str, QueueStatus] = {}
         tasks = [0] * view.shard_count
-        counts = [0] * 5
+        counts = [0] * len(Sums._fields)
         total = _NO_FLOWS if before is None else before.flows
         oldest: float | None = None
         name: bytes | None = None
@@ -201,9 +201,9 @@ class StatusCache:
         self._fresh_until = now + max(AGE_S, SHARE * spent) if is_kept else begun
 
 
-def _counts(stats: QueueStats) -> tuple[int, int, int, int, int]:
-    """Counts in the order of ``Sums``."""
-    return stats.ready, stats.delayed, stats.leased, stats.dead, stats.results
+def _counts(stats: QueueStats) -> Sums:
+    """Counts of a queue."""
+    return Sums(stats.ready, stats.delayed, stats.leased, stats.dead, stats.results, stats.waiting)
 
 
 class _QueueSum:
@@ -217,7 +217,7 @@ class _QueueSum:
         self._flows = self._before.all
         self._tenant_flows: dict[str, Flows] = {}
         self._is_still = True
-        self._counts = [0] * 5
+        self._counts = [0] * len(Sums._fields)
         self._oldest: float | None = None
         self._paused = 0
 
@@ -253,8 +253,8 @@ class _QueueSum:
     def status(self) -> QueueStatus:
         """The queue, all tenants together."""
         is_paused = self._paused == len(self.tenants)
-        ready, delayed, leased, dead, results = self._counts
-        stats = QueueStats(ready, delayed, leased, dead, results, self._oldest, is_paused)
+        sums = Sums(*self._counts)
+        stats = QueueStats(*sums[:5], self._oldest, is_paused, sums.waiting)
         is_stuck = bool(stats.dead or self._paused)
         attention = not is_stuck, -(self._oldest or 0.0), self.name
         flows = QueueFlows(self._flows, self._tenant_flows)

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from xxhash import xxh3_128_hexdigest
 
+from ...engine.records.face import NO_FACE, Face
 from ...segments.formats.item import Damage
 
 __all__ = [
@@ -67,6 +68,7 @@ class Entry:
     dedup_key: str = ""
     dedup_until_ms: int = 0
     is_over: bool = False
+    face: Face = NO_FACE
 
 
 class Unreadable(NamedTuple):

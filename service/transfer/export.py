@@ -20,6 +20,7 @@ import msgpack
 from ...engine.files.disk_errors import error_class
 from ...engine.files.durable_files import new_file, write_new
 from ...engine.files.paths import fsync_dir
+from ...engine.records.face import unpack_face
 from ...engine.records.policy import decode_policy
 from ...errors import (
     CorruptionError,
@@ -30,6 +31,7 @@ from ...repository.api.view import EngineView, view_of
 from ...repository.bulk.export_scan import ExportedTask, UnreadableTask
 from ...repository.model.arguments import names_of
 from ...repository.model.codec import RAW, decode_headers
+from ...repository.model.faces import labels_of
 from ...segments.formats.item import Record
 from ...segments.formats.ledgerq.codec import encode
 from ...segments.formats.ledgerq.folder import write_directory as write_ledgerq
@@ -272,6 +274,8 @@ def _record(task: ExportedTask, number: int) -> Record:
         extra["priority"] = priority
     if task.kind != RAW:
         extra["kind"] = task.kind
+    if task.task.face:
+        extra["face"] = list(unpack_face(task.task.face))
     if task.due_ms:
         extra["due_ms"] = task.due_ms
     if extra:
@@ -299,7 +303,7 @@ def _record(task: ExportedTask, number: int) -> Record:
 
 def _object(task: ExportedTask) -> Mapping[str, Any]:
     record = task.task
-    headers = decode_headers(record.headers)
+    headers, face = decode_headers(record.headers), unpack_face(record.face)
     document: dict[str, Any] = {
         "id": str(task.task_id),
         "queue": record.queue.decode(),
@@ -314,6 +318,9 @@ def _object(task: ExportedTask) -> Mapping[str, Any]:
         "due_at": _time(task.due_ms * _US * _US),
         "expires_at": _time(task.expires_ms * _US * _US),
         "headers": headers,
+        "function": face.function,
+        "preview": face.preview,
+        "labels": labels_of(face.labels),
         "payload_kind": _KINDS[task.kind],
         "payload": base64.b64encode(task.payload).decode(),
     }

@@ -284,6 +284,7 @@ def task_of(source: Foreign, entry: Entry, now_ms: int) -> ImportedTask:
         reason=entry.reason,
         died_ms=entry.died_ms,
         is_over=entry.is_over,
+        face=entry.face,
     )
 
 

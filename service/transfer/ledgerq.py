@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import msgpack
 
-from ...errors import SegmentCorruptError
+from ...engine.records.face import NO_FACE, Face, unpack_face
+from ...errors import SegmentCorruptError, UsageError
+from ...repository.model.faces import labels_of, packed_face
 from ...segments.detect import DetectedPath
 from ...segments.formats.item import Damage, Record
 from ...segments.formats.ledgerq.codec import DATA, content
@@ -117,6 +119,7 @@ def _entry(
         payload=payload,
         kind=task.get("kind", 0),
         headers=task.get("headers", headers),
+        face=task.get("face", NO_FACE),
         priority=PRIORITIES[min(record.priority or 0, 2)] if priority is None else priority,
         created_us=record.timestamp_ns // 1000,
         due_ms=task.get("due_ms", 0),
@@ -155,8 +158,24 @@ def _exported_fields(text: str) -> dict[str, Any]:
         for name, allowed in numbers.items()
         if type(fields.get(name)) is int and fields[name] in allowed
     }
+    face = _face(fields.get("face"))
+    if face is not None:
+        task["face"] = face
     headers = _headers(fields.get("headers"))
     return {**task, "headers": headers} if headers is not None else task
+
+
+def _face(found: object) -> Face | None:
+    """A face as our export writes it; what no task can have is ignored."""
+    if not isinstance(found, list) or len(found) != 3 or not isinstance(found[2], list):
+        return None
+    function, preview, labels = found
+    if not all(isinstance(label, str) and "=" in label for label in labels):
+        return None
+    try:
+        return unpack_face(packed_face(function, preview, labels_of(tuple(labels))))
+    except UsageError:
+        return None
 
 
 def _headers(packed: object) -> dict[str, Any] | None:

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import anyio
 
+from ...engine.records.face import PREVIEW_BYTES_MAX
 from ...engine.records.keyspace import check_name
 from ...errors import UsageError
+from ...repository.api.serve_options import ServeAs
 from ...repository.model.arguments import duration_s, length_s
-from ...repository.model.values import ALL_TENANTS, Backoff, Codec, Duration
+from ...repository.model.calls.functions import PublishedFunction, unknown_function
+from ...repository.model.calls.previews import preview_of
+from ...repository.model.faces import redacted_labels
+from ...repository.model.flows.workflow_handle import Workflow
+from ...repository.model.flows.workflows import OnFailure
+from ...repository.model.preview_cuts import SEEN_MAX
+from ...repository.model.redaction import Redact, redaction_of
+from ...repository.model.values import ALL_TENANTS, Backoff, Codec, Duration, NewTask, Receipt
 from .app_store import Store, StoreBinding
 from .cron import Cron, CronEntry
 from .drain import DrainReport, drain
+from .limit_settings import publish_limits
 from .registry import Registry, count, make_policy
+from .report import Beats, published_function
+from .run.batches import Batches, one_of
 from .run.functions import TaskFunction, check_needs_nothing
-from .run.limits import Gate
+from .run.limits import Gate, RunSlots
+from .run.provided import NOTHING, value_from
 from .run.task_run import Handlers, Middleware, format_error
 from .signals import signals, until_signalled
 from .worker import Worker
@@ -52,14 +65,20 @@ class App(StoreBinding):
         store: a folder for ``lodeq.open``, an address with ``://`` for ``lodeq.connect``, or a
             callable that returns an async context manager of the engine. None: call ``use``.
         name: of this worker, kept with leases and results; host name and process id by default.
-        concurrency: runs at once of each queue that has no limit of its own; 1 to 10,000.
+        concurrency: runs at once in this process, of all queues; 1 to 10,000.
         threads: plain functions that run at once, of all queues; 1 to 1,000.
         lease: seconds after which the tasks of a dead process go to another, for queues without
             a lease of their own.
         grace: seconds that runs have to end when the worker stops.
         codec: turns arguments and results into bytes; msgpack by default.
         format_error: makes the reason of a failure from an exception.
+        faces: False stores no function, preview and labels with tasks.
+        redact: takes the preview of a call, the value of a label or the reason of a failure, and
+            returns what of it may be stored; where it raises, nothing of that is. docs/jobs.md.
         setup: takes the app and returns an async context manager, entered around all work.
+        serve: let commands, the dashboard and other processes reach the store: see ``lodeq.open``.
+        join: with ``serve``, where another process has the store open: connect to it, and take its
+            place when it has ended. For services of several processes.
         open_options: options of ``lodeq.open`` (``durability="fsync"``), or of ``lodeq.connect``.
     """
 
@@ -74,10 +93,14 @@ class App(StoreBinding):
         grace: Duration = 20.0,
         codec: Codec | None = None,
         format_error: Callable[[BaseException], str] = format_error,
+        faces: bool = True,
+        redact: Redact | None = None,
         setup: Setup | None = None,
+        serve: ServeAs = None,
+        join: bool = False,
         **open_options: Any,
     ) -> None:
-        super().__init__(store, open_options)
+        super().__init__(store, open_options, serve, is_joining=join)
         self._name = name
         self._concurrency = count(concurrency, "concurrency", 10_000)
         self._threads = count(threads, "threads", 1_000)
@@ -85,12 +108,17 @@ class App(StoreBinding):
         self._grace_s = duration_s(grace, "grace")
         self._codec = codec
         self._format_error = format_error
+        self._has_faces = faces
+        self._redaction = redaction_of(redact)
         self._setup = setup
         self._registry = Registry()
         self._middleware: list[Middleware] = []
         self._cron: Cron | None = None
+        self._yielded: Any = NOTHING  # by setup, while it is entered
         self._queues: dict[tuple[TaskFunction[..., Any], str], Queue] = {}
+        self._sync_queues: dict[tuple[TaskFunction[..., Any], str], tuple[Any, Any]] = {}
         self._wrap: Callable[[Any], Any] | None = None
+        self._owns_signals = False  # while ``run`` receives them
         self.carry: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
     def __repr__(self) -> str:
@@ -101,6 +129,11 @@ class App(StoreBinding):
     def name(self) -> str:
         """Name of this worker. Computed at each call, because the process may have forked."""
         return self._name if self._name is not None else f"{socket.gethostname()}:{os.getpid()}"
+
+    @property
+    def codec(self) -> Codec | None:
+        """The codec of arguments and results; None for msgpack."""
+        return self._codec
 
     # -- registration ------------------------------------------------------------------
 
@@ -118,6 +151,7 @@ class App(StoreBinding):
         dead_retention: Duration = 604_800.0,
         lease: Duration | None = None,
         concurrency: int | None = None,
+        queue_concurrency: int | None = None,
         rate: str | None = None,
         max_inflight_per_tenant: int | None = None,
     ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]:
@@ -134,15 +168,19 @@ class App(StoreBinding):
             retention: seconds that the result is kept.
             dead_retention: seconds that a dead letter is kept.
             lease: seconds, for the queue; the app's by default.
-            concurrency: runs at once of the queue in this process, 1 to 10,000; the app's by
-                default.
-            rate: starts of the queue in a period, ``"100/m"`` or ``"3/10s"``.
+            concurrency: runs at once of this function in this process, 1 to 10,000; no limit but
+                the app's by default.
+            queue_concurrency: leases at once of the queue, over all processes; 1 to 1,000,000.
+            rate: starts of the queue in a period, over all processes: ``"100/m"``, ``"3/10s"``.
             max_inflight_per_tenant: runs at once of one tenant of the queue, 1 to 10,000.
 
         Raises:
             UsageError: an option is wrong, the name is taken in this queue, or another function of
                 the queue has set the same limit.
         """
+        if callable(queue):
+            name = getattr(queue, "__name__", "the function")
+            raise UsageError(f'name the queue of {name}: @app.task("mail"), not @app.task')
         check_name(queue, "queue")
         policy = make_policy(
             max_attempts=max_attempts,
@@ -154,6 +192,7 @@ class App(StoreBinding):
             dead_retention=dead_retention,
             lease=lease,
             concurrency=concurrency,
+            queue_concurrency=queue_concurrency,
             rate=rate,
             max_inflight_per_tenant=max_inflight_per_tenant,
         )
@@ -162,6 +201,44 @@ class App(StoreBinding):
             given = name if name is not None else getattr(function, "__name__", "")
             made = TaskFunction(self, function, given, queue, policy)
             self._registry.add(made)
+            if self._bound is not None:
+                self.adopt()
+            return made
+
+        return register
+
+    def batch(
+        self, queue: str, *, size: int, wait: Duration = 0.0, **options: Any
+    ) -> Callable[[Callable[..., Any]], TaskFunction[[Any], Any]]:
+        """Make the decorated function take several tasks of a queue in one call.
+
+        ::
+
+            @app.batch("index", size=100, wait=0.5)
+            async def index(documents: list[Document]) -> None: ...
+
+            await index.enqueue(Document(…))  # one document: a task of its own
+
+        The function gets a list, and returns None, or a list with one entry for each item, in
+        order: the task's result, or an exception (or ``Snooze``, ``Retry``, …) that ends this task
+        alone. What it raises ends all tasks of the call. A timeout counts the wait, too.
+
+        Args:
+            queue: the queue of its tasks, which has no other function.
+            size: tasks of one call at most, 1 to 1,000.
+            wait: seconds that the first task waits for more.
+            options: those of ``task``; ``concurrency`` counts calls.
+
+        Raises:
+            UsageError: as ``task``; or the queue has another function, or the function takes
+                something else than a list (and what comes from ``setup``).
+        """
+        most, wait_s = count(size, "size", 1_000), duration_s(wait, "wait")
+
+        def register(function: Callable[..., Any]) -> TaskFunction[[Any], Any]:
+            batches = Batches(self, function, most, wait_s)
+            named = {**options, "name": options.get("name") or getattr(function, "__name__", "")}
+            made: TaskFunction[[Any], Any] = self.task(queue, **named)(one_of(function, batches))
             return made
 
         return register
@@ -221,26 +298,43 @@ class App(StoreBinding):
         self._wrap, self.carry = queue, headers
         self._queues.clear()
 
+    async def enqueue_many(
+        self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
+    ) -> list[Receipt]:
+        """Enqueue calls of any functions, made by ``new``; return receipts in the same order.
+
+        Each carries its function's policy, queue and tenant.
+
+        Args:
+            tasks: from ``function.new(…)``, or any ``NewTask`` that names its queue.
+            durable: as ``Engine.enqueue_many``.
+            atomic: as ``Engine.enqueue_many``.
+
+        Otherwise as ``Engine.enqueue_many``, including Durability and Cancellation.
+        """
+        return await self.engine.enqueue_many(tasks, durable=durable, atomic=atomic)
+
     # -- work --------------------------------------------------------------------------
+
+    def adopt(self) -> None:
+        """Have the store encode the functions' tasks with the app's codec, whoever enqueues them.
+
+        So it is known to ``engine.enqueue_many`` and for follow-ups, too.
+        """
+        if self._codec is not None:
+            for name in self._registry.functions:
+                self.engine.queue(name, codec=self._codec)
 
     def forget(self) -> None:
         """Drop the queues of a store that is closed."""
         self._queues.clear()
+        self._sync_queues.clear()
 
     def queue_of(self, function: TaskFunction[..., Any], tenant: str) -> Queue:
         """Return the queue of a function and tenant, with the function's policy."""
         queue = self._queues.get((function, tenant))
         if queue is None:
-            policy = function.policy
-            queue = self.engine.queue(
-                function.queue,
-                tenant=tenant,
-                max_attempts=policy.max_attempts,
-                retention=policy.retention,
-                dead_retention=policy.dead_retention,
-                backoff=policy.retry,
-                codec=self._codec,
-            )
+            queue = self._queue_at(self.engine, function, tenant)
             if self._wrap is not None:
                 queue = self._wrap(queue)
             if len(self._queues) >= QUEUES_MAX:
@@ -248,34 +342,171 @@ class App(StoreBinding):
             self._queues[function, tenant] = queue
         return queue
 
+    def published(self) -> list[PublishedFunction]:
+        """The functions, as the store is to know them."""
+        cron = {entry.function: entry for entry in self._registry.cron}
+        return [
+            published_function(
+                one,
+                cron.get(one),
+                has_codec=self._codec is not None,
+                faces=self._has_faces,
+                is_redacted=self._redaction is not None,
+            )
+            for several in self._registry.functions.values()
+            for one in several.values()
+        ]
+
+    def function(self, queue: str, name: str) -> TaskFunction[..., Any]:
+        """Return a registered function.
+
+        Raises:
+            UsageError: there is none; the text says which there are.
+        """
+        found = self._registry.functions.get(queue, {}).get(name)
+        if found is None:
+            raise unknown_function(queue, name, self.published())
+        return found
+
+    def sync_queue_of(self, function: TaskFunction[..., Any], tenant: str) -> Any:
+        """Return the same queue for threads: its calls block."""
+        engine = self.sync_engine()
+        found, queue = self._sync_queues.get((function, tenant), (None, None))
+        if found is not engine:
+            queue = self._queue_at(engine, function, tenant)
+            if len(self._sync_queues) >= QUEUES_MAX:
+                self._sync_queues.clear()
+            self._sync_queues[function, tenant] = engine, queue
+        return queue
+
+    def _queue_at(self, engine: Any, function: TaskFunction[..., Any], tenant: str) -> Any:
+        policy = function.policy
+        return engine.queue(
+            function.queue,
+            tenant=tenant,
+            max_attempts=policy.max_attempts,
+            retention=policy.retention,
+            dead_retention=policy.dead_retention,
+            backoff=policy.retry,
+            codec=self._codec,
+        )
+
+    async def workflow(
+        self,
+        callback: NewTask | None = None,
+        *,
+        key: str | bytes | None = None,
+        name: str = "",
+        on_failure: OnFailure = "run",
+    ) -> Workflow:
+        """Open a workflow: ``fn.new(…)`` makes its members and its callback.
+
+        ::
+
+            async with await app.workflow(send.new("boss"), key="report-42") as report:
+                await report.add([render.new(page) for page in range(1000)])
+
+        Args:
+            callback: runs once when all members have ended; see ``Context.parts``.
+            key: whoever opens a workflow with it again gets the same one.
+            name: shown to people, at most 128 bytes.
+            on_failure: ``run`` the callback all the same, ``wait`` for a redrive, or ``cancel``.
+
+        Raises:
+            UsageError: the app has no open store.
+
+        Durability and Cancellation: as ``Engine.workflow``.
+        """
+        return await self.engine.workflow(callback, key=key, name=name, on_failure=on_failure)
+
+    @property
+    def redact_failures(self) -> int:
+        """Texts that were not stored because the hook ``redact`` failed."""
+        return 0 if self._redaction is None else self._redaction.failures
+
+    def face_of(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        labels: Mapping[str, str] | None,
+        *,
+        is_for_store: bool = False,
+    ) -> dict[str, Any]:
+        """Return function, preview and labels of a call, as far as they may be stored.
+
+        Args:
+            name: of the function.
+            arguments: by name.
+            labels: as given.
+            is_for_store: the task goes into the app's own store. Else a hook of another may have
+                to see more of the preview than is stored.
+        """
+        if not self._has_faces:
+            return {}
+        bound = self._bound  # None: a task is made before there is a store
+        session = None if bound is None else getattr(bound.engine, "session", None)  # of a client
+        if session is not None and not session.takes_faces:
+            return {"labels": labels} if labels else {}  # asked for: the enqueue says what lacks
+        redaction = self._redaction
+        is_seen = (
+            redaction is not None or bound is None or bound.has_redaction
+        )  # before it is stored
+        bytes_max = SEEN_MAX if is_seen or not is_for_store else PREVIEW_BYTES_MAX
+        preview = preview_of(arguments, bytes_max)
+        if redaction is not None:
+            preview = redaction(preview)
+            if isinstance(labels, Mapping):
+                labels = redacted_labels(labels, redaction)
+        return {"function": name, "preview": preview, "labels": labels or None}
+
     def _gates(
         self, names: Sequence[str] | None, concurrency: int | None
-    ) -> dict[str, tuple[Queue, Gate]]:
+    ) -> tuple[dict[str, tuple[Queue, Gate]], RunSlots]:
         known = self._registry.functions
         unknown = set(names or ()).difference(known)
         if unknown or not known:
             raise UsageError(
                 f"no task function has queue {sorted(unknown)}; known queues: {sorted(known)}"
                 if known
-                else "the app has no task functions"
+                else 'the app has no task functions: decorate one with @app.task("mail")'
             )
         at_once = self._concurrency if concurrency is None else count(concurrency, "concurrency")
+        slots = RunSlots(at_once, self._registry.caps)
         found = {}
         for name in names or known:
             shared = self._registry.limits(name)
             lease = self._lease_s if shared.lease is None else shared.lease
             queue = self.engine.queue(name, tenant=ALL_TENANTS, lease=lease, codec=self._codec)
+            sizes = [f.batches.size for f in known[name].values() if f.batches is not None]
+            # A call of a batch is one run, of several tasks: they need no slots of the process.
+            batch = sizes[0] if sizes else 1
+            capacity = self._registry.capacity(name, at_once) * batch
             gate = Gate(
-                at_once if shared.concurrency is None else shared.concurrency,
-                None if shared.rate is None else shared.rate.fresh(),
+                capacity,
                 shared.max_inflight_per_tenant,
+                slots if batch == 1 else RunSlots(capacity, {}),
             )
             found[name] = queue, gate
-        return found
+        return found, slots
+
+    def banner(self, queues: Sequence[str] | None = None) -> list[str]:
+        """Return what a worker does, one line each: queues with their functions, and cron.
+
+        Args:
+            queues: these only; None: all.
+        """
+        known = self._registry.functions
+        served = [name for name in queues or known if name in known]
+        return self._registry.banner(served, self._concurrency)
 
     def _handlers(self) -> Handlers:
         return Handlers(
-            self._registry.functions, tuple(self._middleware), self._threads, self._format_error
+            self._registry.functions,
+            tuple(self._middleware),
+            self._threads,
+            self._format_error,
+            redaction=self._redaction,
+            owns_signals=self._owns_signals,
         )
 
     @asynccontextmanager
@@ -283,11 +514,33 @@ class App(StoreBinding):
         """Enter what surrounds all work: ``setup``, and the timer of the cron functions."""
         async with AsyncExitStack() as stack:
             if self._setup is not None:
-                await stack.enter_async_context(self._setup(self))
+                self._yielded = await stack.enter_async_context(self._setup(self))
+                stack.callback(self._forget_yielded)
+            for here in self._registry.functions.values():
+                for function in here.values():
+                    self.provided(function)  # what is missing is found before anything is claimed
             if cron and self._registry.cron:
                 self._cron = Cron(self.backend(), self._registry.cron)
                 stack.callback(self._forget_cron)
             yield self._cron
+
+    def provided(self, function: TaskFunction[..., Any]) -> dict[str, Any]:
+        """Return what ``setup`` yielded, by the function's parameters that ask for it.
+
+        Raises:
+            UsageError: there is no such value, or it is of another class than the annotation.
+        """
+        kinds = function.typed.kinds
+        try:
+            return {
+                name: value_from(self._yielded, name, kinds.get(name))
+                for name in function.from_setup
+            }
+        except UsageError as error:
+            raise UsageError(f"{function.name}(): {error}") from None
+
+    def _forget_yielded(self) -> None:
+        self._yielded = NOTHING
 
     def _forget_cron(self) -> None:
         if self._cron is not None:
@@ -309,17 +562,29 @@ class App(StoreBinding):
             concurrency: instead of the app's.
             grace: instead of the app's.
 
+        First ``rate`` and ``queue_concurrency`` of its functions become settings of their queues in
+        the store. Where another function has set one to another value there, ``UsageError`` names
+        both, and no task is run; where an operator has, that stays. See docs/limits.md.
+
         An error that a retry does not help (a poisoned store) stops the worker and becomes
         ``worker.error``; the block goes on.
 
         Durability: as the calls of the functions. Cancellation: runs are cancelled and their
         tasks released at once, without grace.
         """
-        backend, served = self.backend(), self._gates(queues, concurrency)
+        backend = self.backend()
+        served, slots = self._gates(queues, concurrency)
         grace_s = self._grace_s if grace is None else duration_s(grace, "grace")
         raised: Exception | None = None
+        await publish_limits(backend.engine, self._registry, list(served))
+        known = self.published()
         async with self.prepared() as cron:
-            worker = Worker(backend, self._handlers(), cron, name=self.name, grace_s=grace_s)
+            worker = Worker(
+                backend, self._handlers(), cron, name=self.name, grace_s=grace_s, slots=slots
+            )
+            worker.beats = Beats(
+                backend, self.name, tuple(served), known, lambda: worker.running, cron
+            )
             async with anyio.create_task_group() as group:
                 group.start_soon(worker.run, served)
                 try:
@@ -337,12 +602,14 @@ class App(StoreBinding):
         queues: Sequence[str] | None = None,
         concurrency: int | None = None,
         grace: Duration | None = None,
+        opened: Callable[[], object] | None = None,
         leave: Callable[[], object] | None = None,
     ) -> None:
         """Open the store if it is not open, and work until SIGTERM or SIGINT; in the main thread.
 
         Args:
             queues, concurrency, grace: as ``work``.
+            opened: called once, when the store is open and nothing is claimed yet.
             leave: called when all is closed but a thread that cannot be stopped still runs; it
                 may end the process.
 
@@ -353,8 +620,12 @@ class App(StoreBinding):
         """
         async with AsyncExitStack() as stack:
             received = stack.enter_context(signals())
+            self._owns_signals = True
+            stack.callback(setattr, self, "_owns_signals", False)
             if self._bound is None:
                 await stack.enter_async_context(self)
+            if opened is not None:
+                opened()
             async with self.work(queues=queues, concurrency=concurrency, grace=grace) as worker:
                 await until_signalled(worker, received)
                 if worker.has_left_some and leave is not None:
@@ -387,7 +658,7 @@ class App(StoreBinding):
             raise UsageError(f"errors must be 'raise' or 'keep', got {errors!r}")
         if self._cron is not None:
             await self._cron.flush()
-        queues = [queue for queue, _ in self._gates(None, None).values()]
+        queues = [queue for queue, _ in self._gates(None, None)[0].values()]
         return await drain(
             self.backend(), self._handlers(), queues, limit=limit, raises=errors == "raise"
         )

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ... import sync
 from ...client.connect import connect
-from ...errors import UsageError
+from ...errors import LockedError, UsageError
 from ...repository.api.open import open_engine
+from ...repository.api.serve_options import Serve, ServeAs
 from .run.backend import WorkerBackend, backend_of
+from .shared_store import SharedStore, note_joined, options_of_connect
 
 if TYPE_CHECKING:
     from ...repository.api.engine import Engine
@@ -27,13 +34,38 @@ class StoreBinding:
     Args:
         store: as ``App``.
         open_options: passed to ``lodeq.open`` or ``lodeq.connect``.
+        serve: how an opened store is served to other processes; None: not.
+        is_joining: connect to the process that has the store open, if there is one.
     """
 
-    def __init__(self, store: Store, open_options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        open_options: dict[str, Any],
+        serve: ServeAs = None,
+        *,
+        is_joining: bool = False,
+    ) -> None:
+        is_folder = isinstance(store, os.PathLike) or "://" not in str(store)
+        if (serve or is_joining) and (callable(store) or not is_folder):
+            raise UsageError("serve= and join= are for a store that the app opens: give its folder")
+        if is_joining and not serve:
+            raise UsageError(
+                "join=True needs serve=: a process that joins may become the owner, and then has "
+                "to serve the others"
+            )
         self.store = store
+        self._serve = serve
+        self._is_joining = is_joining
         self._open_options = open_options
         self._bound: WorkerBackend | None = None
         self._stack = AsyncExitStack()
+        self._blocking: Any = None  # the store of ``with app:``, or of the first blocking call
+        self._blocking_pid = 0
+        self._opening = Lock()
+
+    def adopt(self) -> None:
+        """Say to the store that was opened what belongs to the app."""
 
     def forget(self) -> None:
         """Drop everything that belongs to the store, which is closed."""
@@ -65,6 +97,72 @@ class StoreBinding:
     ) -> None:
         await self._stack.__aexit__(kind, error, traceback)
 
+    # -- without an event loop ---------------------------------------------------------
+
+    def sync_engine(self) -> Any:
+        """Return the store for calls that block: the open one, or the served one, connected now.
+
+        Raises:
+            UsageError: an event loop runs in this thread, or the app has no store to reach.
+        """
+        _check_no_loop()
+        if self._bound is not None:
+            return self._bound.engine.sync
+        with self._opening:
+            if self._blocking is not None and self._blocking_pid == os.getpid():
+                return self._blocking
+            if not (isinstance(self.store, str) and "://" in self.store):
+                raise UsageError(
+                    "the app has no open store: use it inside 'with app:', or 'async with app:' "
+                    "where there is an event loop"
+                )
+            engine = self._open_blocking()
+            atexit.register(engine.close)
+            return engine
+
+    def _open_blocking(self) -> Any:
+        self.forget()
+        store = self.store
+        if isinstance(store, str) and "://" in store:
+            self._blocking = sync.connect(store, **self._open_options)
+        elif isinstance(store, str | os.PathLike):
+            self._blocking = self._open_or_join(store)
+        else:
+            raise UsageError("'with app:' takes a folder or an address as the app's store")
+        self._blocking_pid = os.getpid()
+        return self._blocking
+
+    def _open_or_join(self, path: str | os.PathLike[str]) -> Any:
+        """Open the folder; a process that joins is a client here, and does not become the owner."""
+        try:
+            return sync.open(path, serve=self._serve, **self._open_options)
+        except LockedError as error:
+            if not self._is_joining or error.address is None:
+                raise
+            note_joined(path, error)
+            token = self._serve.token if isinstance(self._serve, Serve) else None
+            options = options_of_connect(self._open_options)
+            return sync.connect(error.address, token=token, **options)
+
+    def __enter__(self) -> Self:
+        _check_no_loop()
+        with self._opening:
+            if self._bound is not None or self._blocking is not None:
+                raise UsageError("the app is open already")
+            self._open_blocking()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._opening:
+            engine, self._blocking = self._blocking, None
+            self.forget()
+        engine.close()
+
     def _open(self) -> AbstractAsyncContextManager[Any]:
         if self._bound is not None:
             raise UsageError("the app is open already")
@@ -75,7 +173,9 @@ class StoreBinding:
             return store()
         if isinstance(store, str) and "://" in store:
             return connect(store, **self._open_options)
-        return open_engine(store, **self._open_options)
+        if self._is_joining:
+            return SharedStore(store, self._serve, self._open_options)
+        return open_engine(store, serve=self._serve, **self._open_options)
 
     @asynccontextmanager
     async def use(self, engine: Any) -> AsyncIterator[Self]:
@@ -89,8 +189,23 @@ class StoreBinding:
             if not hasattr(engine, "claim"):
                 engine = await stack.enter_async_context(engine)
             self._bound = backend_of(engine)
+            self.adopt()
             try:
                 yield self
             finally:
                 self._bound = None
                 self.forget()
+
+
+def _check_no_loop() -> None:
+    """Raise ``UsageError`` in a thread that runs an event loop, which the call would stop."""
+    trio = sys.modules.get("trio")
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        if trio is None or not trio.lowlevel.in_trio_run():
+            return
+    raise UsageError(
+        "an event loop runs in this thread, and the call would block it: await enqueue() and "
+        "result() here, without _sync"
+    )

@@ -42,6 +42,8 @@ class CronEntry:
     ticks: Ticks
     catch_up_s: float
     next: datetime = field(default=datetime.max.replace(tzinfo=UTC))
+    last: datetime | None = None  # the tick enqueued last, by this worker or another
+    last_id: str = ""
 
 
 class Cron:
@@ -49,12 +51,12 @@ class Cron:
 
     def __init__(self, backend: WorkerBackend, entries: Sequence[CronEntry]) -> None:
         self._backend = backend
-        self._entries = [CronEntry(e.function, e.ticks, e.catch_up_s) for e in entries]
+        self.entries = [CronEntry(e.function, e.ticks, e.catch_up_s) for e in entries]
         self._due: list[tuple[CronEntry, datetime]] = []
         self._noted = anyio.Event()
         self._timer: TimerHandle | None = None
         now = self._now()
-        for entry in self._entries:
+        for entry in self.entries:
             latest = entry.ticks.latest(now)
             if now - latest < timedelta(seconds=entry.catch_up_s):
                 self._due.append((entry, latest))
@@ -65,16 +67,16 @@ class Cron:
         return datetime.fromtimestamp(self._backend.clock.wall_us() / 1e6, UTC)
 
     def _arm(self) -> None:
-        if not self._entries:
+        if not self.entries:
             return
         clock = self._backend.clock
-        wait_s = (min(entry.next for entry in self._entries) - self._now()).total_seconds()
+        wait_s = (min(entry.next for entry in self.entries) - self._now()).total_seconds()
         at = clock.mono() + min(max(wait_s, 0.0), LOOK_S)
         self._timer = clock.call_at(self._backend.spawner, at, self._look)
 
     def _look(self) -> None:
         now = self._now()
-        for entry in self._entries:
+        for entry in self.entries:
             if entry.next <= now:
                 self._due.append((entry, entry.ticks.latest(now)))
                 entry.next = entry.ticks.after(now)
@@ -91,7 +93,8 @@ class Cron:
                 dedup_window=entry.catch_up_s + REMEMBERED_S,
                 headers={TICK_HEADER: moment},
             )
-            await sending.enqueue()
+            receipt = await sending.enqueue()
+            entry.last, entry.last_id = tick, str(receipt.id)
             self._due.remove((entry, tick))
 
     async def run(self) -> None:
@@ -121,6 +124,6 @@ class Cron:
 
     def close(self) -> None:
         """Stop the ticks."""
-        self._entries.clear()
+        self.entries.clear()
         if self._timer is not None:
             self._timer.cancel()

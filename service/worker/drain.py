@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import anyio
+
 from ...errors import LimitError
 from .run.context import Context
 from .run.control import Control
@@ -22,7 +24,11 @@ __all__ = ["DrainReport", "drain"]
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """Numbers of runs by outcome. A task that ran twice counts twice."""
+    """Numbers of runs by outcome. A task that ran twice counts twice.
+
+    ``dead`` has every run that made a dead letter, be it buried or out of attempts; ``failed``
+    those whose task waits for another attempt.
+    """
 
     completed: int = 0
     failed: int = 0
@@ -46,6 +52,14 @@ class DrainReport:
         )
 
 
+async def _is_dead(backend: WorkerBackend, context: Context) -> bool:
+    """Whether a run that failed was the last attempt, and has made a dead letter."""
+    if context.attempt < context.lease.policy.max_attempts:
+        return False
+    task = await backend.engine.get(context.task_id)
+    return task is None or task.state != "expired"  # none: it is kept for no time
+
+
 async def drain(
     backend: WorkerBackend, handlers: Handlers, queues: Sequence[Queue], *, limit: int, raises: bool
 ) -> DrainReport:
@@ -65,24 +79,40 @@ async def drain(
 
     keepalive = backend.start_keepalive(lost)
     ended: Counter[str] = Counter()
+    errors: list[BaseException] = []
+    by_name = {queue.name: queue for queue in queues}
+
+    async def run(lease: Lease) -> None:
+        context = runs[lease] = Context(lease, lease.queue, backend.engine, backend.clock.mono())
+        context.cut_short()
+        keepalive.hold([lease])
+        outcome = await run_lease(backend, handlers, context)
+        keepalive.drop(lease)
+        del runs[lease]
+        is_dead = outcome.kind == "failed" and await _is_dead(backend, context)
+        ended["dead" if is_dead else outcome.kind] += 1
+        if outcome.error is not None and not isinstance(outcome.error, Control):
+            errors.append(outcome.error)
+
     try:
         while leases := await backend.engine.claim(queues, worker="drain"):
             (lease,) = leases
             if ended.total() >= limit:
                 await lease.release()
                 raise LimitError(f"a task is still ready after {limit} runs: {lease!r}")
-            context = runs[lease] = Context(
-                lease, lease.queue, backend.engine, backend.clock.mono()
-            )
-            context.cut_short()
-            keepalive.hold(leases)
-            outcome = await run_lease(backend, handlers, context)
-            keepalive.drop(lease)
-            del runs[lease]
-            ended[outcome.kind] += 1
-            error = outcome.error
-            if raises and error is not None and not isinstance(error, Control):
-                raise error
+            batches = handlers.batches_of(lease.queue)
+            if batches is None:
+                await run(lease)
+            else:
+                more = min(batches.size, limit - ended.total()) - 1
+                if more:
+                    leases += await by_name[lease.queue].claim(limit=more, worker="drain")
+                with batches.exactly(len(leases)):
+                    async with anyio.create_task_group() as group:
+                        for one in leases:
+                            group.start_soon(run, one)
+            if raises and errors:
+                raise errors[0]
     finally:
         keepalive.close()
     return DrainReport(**ended)

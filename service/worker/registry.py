@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from ...engine.records.keyspace import check_name
 from ...errors import UsageError
-from ...repository.model.arguments import check_attempts, check_priority, duration_s, length_s
+from ...repository.model.arguments import (
+    check_attempts,
+    check_priority,
+    check_retry,
+    duration_s,
+    length_s,
+)
+from ...repository.model.queue_settings import CONCURRENCY_MAX, parse_rate, rate_text
 from ...repository.model.values import Backoff, Duration
 from .cron import CronEntry
 from .run.functions import NAME_BYTES_MAX, Policy, TaskFunction
-from .run.limits import Rate
 
 __all__ = ["QueueLimits", "Registry", "count", "make_policy"]
 
@@ -19,8 +26,8 @@ class QueueLimits(NamedTuple):
     """Limits that the functions of a queue share; None where no function has set one."""
 
     lease: Duration | None
-    concurrency: int | None
-    rate: Rate | None
+    queue_concurrency: int | None
+    rate: str | None
     max_inflight_per_tenant: int | None
 
 
@@ -42,6 +49,7 @@ def make_policy(
     dead_retention: Duration,
     lease: Duration | None,
     concurrency: int | None,
+    queue_concurrency: int | None,
     rate: str | None,
     max_inflight_per_tenant: int | None,
 ) -> Policy:
@@ -49,22 +57,23 @@ def make_policy(
 
     Args:
         max_attempts: 1 to 65,535.
-        retry: the backoff; None for the queue's default.
+        retry: the backoff; None for ``Backoff()``.
         timeout: seconds of one run, at least 0.001; None for no limit.
         priority: 0 to 9.
         ttl: seconds; None for no limit.
         retention: seconds that a result is kept.
         dead_retention: seconds that a dead letter is kept.
         lease: seconds; None for the app's.
-        concurrency: 1 to 10,000 runs at once; None for the app's.
-        rate: such as ``100/m``; None for no limit.
+        concurrency: 1 to 10,000 runs at once of the function in a process; None for no limit but
+            the app's.
+        queue_concurrency: 1 to 1,000,000 leases at once of the queue in the store; None for no
+            limit.
+        rate: such as ``100/m``, of the queue in the store; None for no limit.
         max_inflight_per_tenant: 1 to 10,000; None for no limit.
     """
-    if retry is not None and not isinstance(retry, Backoff):
-        raise UsageError(f"retry must be a lodeq.Backoff, not {type(retry).__name__}")
     return Policy(
         max_attempts=check_attempts(max_attempts),
-        retry=retry,
+        retry=Backoff() if retry is None else check_retry(retry),
         timeout_s=None if timeout is None else duration_s(timeout, "timeout", least=0.001),
         priority=check_priority(priority),
         ttl=None if ttl is None else duration_s(ttl, "ttl"),
@@ -72,7 +81,10 @@ def make_policy(
         dead_retention=duration_s(dead_retention, "dead_retention"),
         lease=None if lease is None else length_s(lease),
         concurrency=None if concurrency is None else count(concurrency, "concurrency"),
-        rate=None if rate is None else Rate(rate),
+        queue_concurrency=None
+        if queue_concurrency is None
+        else count(queue_concurrency, "queue_concurrency", CONCURRENCY_MAX),
+        rate=None if rate is None else rate_text(parse_rate(rate)),
         max_inflight_per_tenant=None
         if max_inflight_per_tenant is None
         else count(max_inflight_per_tenant, "max_inflight_per_tenant"),
@@ -97,6 +109,10 @@ class Registry:
             raise UsageError(
                 f"queue {queue!r} already has a task function {name!r}: pass another name"
             )
+        if here and any(one.batches is not None for one in (function, *here.values())):
+            raise UsageError(
+                f"a batch function has its queue for itself: use another than {queue!r}"
+            )
         for other in here.values():
             for field in QueueLimits._fields:
                 if None not in (getattr(function.policy, field), getattr(other.policy, field)):
@@ -105,6 +121,28 @@ class Registry:
                         f"{queue!r}; leave it out of {name!r}, or use another queue"
                     )
         self.functions.setdefault(queue, {})[name] = function
+
+    def banner(self, queues: Collection[str], concurrency: int) -> list[str]:
+        """Return what a worker of these queues does, one line each.
+
+        Args:
+            queues: names of queues that have functions.
+            concurrency: of queues that have none of their own.
+        """
+        lines = []
+        for queue in sorted(queues):
+            limits = self.limits(queue)
+            said = [f"{self.capacity(queue, concurrency)} at once"]
+            if limits.rate is not None:
+                said.append(limits.rate)
+            names = [
+                name if one.batches is None else f"{name} (batches of {one.batches.size})"
+                for name, one in sorted(self.functions[queue].items())
+            ]
+            lines.append(f"queue {queue!r}, {', '.join(said)}: {', '.join(names)}")
+        for entry in self.cron:
+            lines.append(f"cron {entry.function.name!r}: {entry.ticks}")  # noqa: PERF401 - as above
+        return lines
 
     def limits(self, queue: str) -> QueueLimits:
         """Return the limits of one queue."""
@@ -115,3 +153,28 @@ class Registry:
                 for field in QueueLimits._fields
             )
         )
+
+    def capacity(self, queue: str, total: int) -> int:
+        """Return how many tasks of a queue one process can run at once: the sum of its functions'.
+
+        ``total``: runs at once in the process, for functions without a limit of their own.
+        """
+        caps = [function.policy.concurrency for function in self.functions[queue].values()]
+        return min(total, sum(total if cap is None else cap for cap in caps))
+
+    @property
+    def caps(self) -> dict[tuple[str, str], int]:
+        """Runs at once of each function that has a limit, by queue and name."""
+        return {
+            (queue, name): function.policy.concurrency
+            for queue, here in self.functions.items()
+            for name, function in here.items()
+            if function.policy.concurrency is not None
+        }
+
+    def who_sets(self, queue: str, field: str) -> str | None:
+        """Return the name of the function that sets a limit of its queue, or None."""
+        for name, function in self.functions[queue].items():
+            if getattr(function.policy, field) is not None:
+                return name
+        return None

@@ -21,9 +21,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ... import __version__
+from ...engine.runtime.clock import SystemClock
 from ...errors import UsageError
 from ...repository.api.queue import Queue
 from ...repository.model.values import NewTask, Receipt
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from .run.task_run import CallNext
 
 try:
-    from opentelemetry import propagate, trace
+    from opentelemetry import metrics, propagate, trace
     from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 except ImportError as exc:
     raise UsageError('traces need an extra: pip install "lodeq[otel]"') from exc
@@ -51,6 +53,7 @@ __all__ = [
 ]
 
 _SYSTEM: Final = "lodeq"
+_CLOCK: Final = SystemClock()
 
 
 class Worked(Protocol):
@@ -116,6 +119,7 @@ async def working(lease: Worked) -> AsyncIterator[Span]:
         **_attributes(lease.queue, lease.tenant, "process"),
         "messaging.message.id": str(lease.task_id),
         "lodeq.attempt": lease.attempt,
+        **_face_attributes(lease),
     }
     with _tracer().start_as_current_span(
         f"process {lease.queue}",
@@ -131,6 +135,35 @@ async def working(lease: Worked) -> AsyncIterator[Span]:
             span.record_exception(error)
             span.set_status(Status(StatusCode.ERROR, repr(error)))
             raise
+
+
+@cache  # one instrument: what it goes to may be set later
+def _duration() -> metrics.Histogram:
+    meter = metrics.get_meter("lodeq", __version__)
+    return meter.create_histogram("messaging.process.duration", "s", "Time of a run, by function")
+
+
+def _note_duration(context: Context, since: float, error_type: str) -> None:
+    attributes: dict[str, str | int] = {
+        **_attributes(context.queue, "", "process"),
+        "lodeq.function": context.name,
+    }
+    if error_type:
+        attributes["error.type"] = error_type
+    _duration().record(_CLOCK.mono() - since, attributes)
+
+
+def _face_attributes(lease: Worked) -> dict[str, str]:
+    """Function, preview and labels of a lease that has them."""
+    lease = getattr(lease, "lease", lease)  # of a context
+    found = {}
+    for name in ("function", "preview"):
+        value = getattr(lease, name, "")
+        if value:
+            found[f"lodeq.{name}"] = value
+    for key, value in getattr(lease, "labels", {}).items():
+        found[f"lodeq.label.{key}"] = value
+    return found
 
 
 def _attributes(queue: str, tenant: str, operation: str) -> dict[str, str | int]:
@@ -164,6 +197,8 @@ class TracedQueue:
         """See ``Queue.enqueue``, also for Durability and Cancellation."""
         queue = self._queue
         with sending(queue.name, tenant=queue.tenant) as span:
+            if options.get("function"):
+                span.set_attribute("lodeq.function", options["function"])
             receipt = await queue.enqueue(payload, headers=with_context(headers), **options)
             span.set_attribute("messaging.message.id", str(receipt.id))
             if receipt.duplicate:
@@ -191,6 +226,7 @@ def trace_app(app: App) -> None:
 
 
 async def _run(context: Context, call_next: CallNext) -> Any:
+    since = _CLOCK.mono()
     async with working(context) as span:
         span.set_attribute("lodeq.task", context.name)
         try:
@@ -200,7 +236,9 @@ async def _run(context: Context, call_next: CallNext) -> Any:
         except BaseException as error:
             if not isinstance(error, Exception) and context.why_cancelled != "stopping":
                 span.set_status(Status(StatusCode.ERROR, context.why_cancelled or repr(error)))
+            _note_duration(context, since, type(error).__qualname__)
             raise
+        _note_duration(context, since, "")
         if isinstance(value, Bury | Retry):
             span.set_status(Status(StatusCode.ERROR, value.reason))
         return value

@@ -16,6 +16,7 @@ from ...errors import InvariantError, LodeqError
 from .run.claimer import Claimer
 from .run.context import Context, Running
 from .run.log_fields import fields
+from .run.progress_reports import ProgressReports
 from .run.task_run import Handlers, run_lease
 
 if TYPE_CHECKING:
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
     from ...repository.api.queue import Queue
     from ...repository.tasks.lease import Lease
     from .cron import Cron
+    from .report import Beats
     from .run.backend import WorkerBackend
-    from .run.limits import Gate
+    from .run.limits import Gate, RunSlots
 
 __all__ = ["Worker"]
 
+LAST_BEAT_S: Final = 1.0
 ABANDON_S: Final = 5.0  # a cancelled run that has not ended by then is left behind
 log = logging.getLogger("lodeq.worker")
 
@@ -42,6 +45,7 @@ class Worker:
         cron: enqueues ticks while the worker runs; None for an app without cron functions.
         name: kept with leases and results.
         grace_s: seconds that runs have to end when the worker stops.
+        slots: runs at once in this process.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Worker:
         *,
         name: str,
         grace_s: float,
+        slots: RunSlots,
     ) -> None:
         self.name = name
         self.error: LodeqError | None = None  # set if it stopped by itself
@@ -62,14 +67,17 @@ class Worker:
         self._handlers = handlers
         self._cron = cron
         self._grace_s = grace_s
+        self._slots = slots
         self._claimers: list[Claimer] = []
         self._runs: dict[Lease, Context] = {}
         self._keepalive = backend.start_keepalive(self._lost)
+        self._progress = ProgressReports(backend, handlers.redaction)
         self._stopping = anyio.Event()
         self._hurry = False
         self._is_over = False  # runs are not waited for any more
         self._host: asyncio.Task[Any] | None = None  # on asyncio: the loop task of ``run``
         self._ended = anyio.Event()  # set when a run ends
+        self.beats: Beats | None = None  # reports it to the store; set by the app
         self._group: TaskGroup
 
     def __repr__(self) -> str:
@@ -106,11 +114,16 @@ class Worker:
             async with anyio.create_task_group() as self._group:
                 for claimer in self._claimers:
                     self._group.start_soon(self._guarded, claimer.run)
+                self._group.start_soon(self._progress.run)
                 if self._cron is not None:
                     self._group.start_soon(self._guarded, self._cron.run)
+                if self.beats is not None:
+                    self._group.start_soon(self.beats.run)
                 try:
                     await self._stopping.wait()
                     await self._wind_up()
+                    if self.beats is not None:
+                        await self._last_beat(self.beats)
                 finally:
                     self._is_over = True
                     for context in self._runs.values():
@@ -149,8 +162,10 @@ class Worker:
         now = self._backend.clock.mono()
         self._keepalive.hold(leases)
         for lease in leases:
-            claimer.gate.enter(lease.tenant, now)
+            claimer.gate.enter(lease.tenant)
             context = Context(lease, lease.queue, self._backend.engine, now)
+            context.slots = self._slots
+            context.on_progress = self._progress.note
             if self._is_over:
                 context.cut_short()
             self._runs[lease] = context
@@ -161,6 +176,8 @@ class Worker:
         try:
             outcome = await run_lease(self._backend, self._handlers, context, is_outside)
             self.outcomes[outcome.kind] += 1
+            if log.isEnabledFor(logging.DEBUG):
+                self._log_end(context, outcome.kind)
         except anyio.get_cancelled_exc_class() as error:
             if is_outside():
                 raise
@@ -170,12 +187,23 @@ class Worker:
         finally:
             del self._runs[context.lease]
             self._keepalive.drop(context.lease)
-            note_end = partial(self._run_ended, claimer, context.tenant)
+            note_end = partial(self._run_ended, claimer, context)
             if context.permit is None:
                 note_end()
             else:
                 context.permit.when_free(note_end)
             self._ended.set()
+
+    def _log_end(self, context: Context, kind: str) -> None:
+        log.debug(
+            "task %s (%r, attempt %d): %s in %.3f s",
+            context.task_id,
+            context.name,
+            context.attempt,
+            kind,
+            self._backend.clock.mono() - context.started_mono,
+            extra=fields("run_ended", context),
+        )
 
     def _failed(self, context: Context, error: BaseException) -> None:
         log.error(
@@ -186,9 +214,14 @@ class Worker:
             extra=fields("worker_failed", context),
         )
 
-    def _run_ended(self, claimer: Claimer, tenant: str) -> None:
+    def _run_ended(self, claimer: Claimer, context: Context) -> None:
         """Count the end of a run whose thread, if it had one, has returned."""
-        claimer.run_ended(tenant)
+        for slot in context.held_slots:
+            slot.release()
+        context.held_slots.clear()
+        if claimer.run_ended(context.tenant):
+            for other in self._claimers:
+                other.slot_freed()
         self._ended.set()
 
     def _is_cancelled_from_outside(self, context: Context) -> bool:
@@ -227,6 +260,11 @@ class Worker:
         self.has_left_some = bool(self._runs) or self._handlers.busy_threads > 0
         self.finished.set()
 
+    async def _last_beat(self, beats: Beats) -> None:
+        """Say that the worker is over; a store that does not answer is not waited for."""
+        with anyio.move_on_after(LAST_BEAT_S):
+            await beats.end()
+
     async def _abandon(self, lease: Lease, context: Context) -> None:
         log.error(
             "task %s (%r) does not end; its lease is released",
@@ -235,6 +273,7 @@ class Worker:
             extra=fields("left_behind", context),
         )
         self._keepalive.drop(lease)
+        context.is_left = True
         try:
             await lease.release()
         except (LodeqError, OSError) as error:

@@ -1,16 +1,22 @@
-"""Commands on queues: list their tasks, return dead letters, cancel, purge, pause and resume."""
+"""Commands on queues: list their tasks, return dead letters, cancel and purge."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
 from ....errors import LodeqError, TaskNotFoundError
 from ....repository.api.engine import Engine
 from ....repository.api.queue import Queue
-from ....repository.model.values import ALL_TENANTS, Task
+from ....repository.model.values import (
+    ALL_TENANTS,
+    REDRIVE_POLICIES,
+    QueueStats,
+    RedrivePolicy,
+    Task,
+)
 from ..connection import confirm, reading, run, store_argument, writing
 from ..display import (
     as_json_option,
@@ -21,35 +27,52 @@ from ..display import (
     queue_json,
     queue_row,
 )
+from ..missing_queue import refuse_misspelt_queue
+from ..other_tenants import NOBODY, LeftOut, left_out, note_left_out
 from ..output import Column, shown
 
 __all__ = [
     "QUEUES",
     "cancel",
+    "cancel_all",
     "dead",
     "ls",
-    "pause",
     "peek",
     "purge",
+    "queue_of",
     "redrive",
-    "resume",
     "retry",
+    "tenant_options",
+    "yes_option",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Act(NamedTuple):
+    """What is done to the tasks of a queue, in words, and the states in which it finds them."""
+
+    do: Callable[[Queue], Any]
+    done: str  # "purged"
+    does: str  # "purges"
+    states: Sequence[str]
+    how: str = ""  # those that are left out stay
+
+
 _NOT_ALL: Final = 1
-_LIVE: Final = ("ready", "delayed", "leased", "dead")
+_LIVE: Final = ("ready", "delayed", "waiting", "leased", "dead")
 _ENDED: Final = ("completed", "expired", "cancelled")
 _PAGE: Final = 1000
 QUEUES: Final = (
     Column("queue", 5, 40),
     Column("tenant", 6, 40),
     *(Column(name, 7, 15, is_number=True) for name in (*_LIVE, "results", "oldest")),
-    Column("", 6, 6),
+    Column("", 6, 20),
 )
 
 
-def _whose(command: F) -> F:
+def tenant_options(command: F) -> F:
+    """Add the options that say whose queue is meant."""
     every = click.option(
         "--all-tenants", is_flag=True, help="The queues of this name of all tenants."
     )
@@ -65,7 +88,15 @@ def _limit(default: int) -> Callable[[F], F]:
 yes_option: Final = click.option("--yes", "-y", "is_sure", is_flag=True, help="Do not ask.")
 
 
-def _queue(engine: Engine, name: str, tenant: str, all_tenants: bool) -> Queue:
+def queue_of(engine: Engine, name: str, tenant: str, all_tenants: bool) -> Queue:
+    """The queue that these options mean.
+
+    Args:
+        engine: the store.
+        name: of the queue.
+        tenant: whose; "" for none.
+        all_tenants: the queues of this name of all tenants.
+    """
     return engine.queue(name, tenant=ALL_TENANTS if all_tenants else tenant)
 
 
@@ -86,13 +117,13 @@ async def _tasks(queue: Queue, states: Sequence[str], limit: int) -> list[Task]:
 @click.command()
 @store_argument
 @click.argument("queue", required=False)
-@_whose
+@tenant_options
 @click.option(
     "--state",
     "states",
     multiple=True,
     type=click.Choice([*_LIVE, *_ENDED]),
-    help="Only tasks in this state; may be repeated. Default: ready, delayed, leased and dead.",
+    help="Only tasks in this state; may be repeated. Default: all that have not ended, and dead.",
 )
 @_limit(100)
 @as_json_option
@@ -112,7 +143,7 @@ def ls(
         queue: list the tasks of this queue; None: list all queues.
         tenant: whose queue; "" for none.
         all_tenants: the queues of this name of all tenants.
-        states: which tasks; empty: ready, delayed, leased and dead.
+        states: which tasks; empty: all that have not ended, and dead.
         limit: list at most this many tasks.
         as_json: print JSON lines instead of a table.
     """
@@ -121,12 +152,15 @@ def ls(
         async with reading(store) as engine:
             if queue is None:
                 return await engine.queues(), []
-            target = _queue(engine, queue, tenant, all_tenants)
-            return {}, await _tasks(target, states or _LIVE, limit)
+            target = queue_of(engine, queue, tenant, all_tenants)
+            found = await _tasks(target, states or _LIVE, limit + 1)
+            what = [state for state in states or _LIVE if state in _LIVE]
+            await _note_rest(engine, queue, tenant, all_tenants, what, is_empty=not found)
+            return {}, found
 
     queues, tasks = run(look)
     if queue is not None:
-        print_tasks(tasks, as_json=as_json)
+        _print_some(tasks, limit, as_json)
     elif as_json:
         print_json(queue_json(key, stats) for key, stats in queues.items())
     else:
@@ -136,7 +170,7 @@ def ls(
 @click.command()
 @store_argument
 @click.argument("queue")
-@_whose
+@tenant_options
 @_limit(10)
 @as_json_option
 def peek(store: str, queue: str, tenant: str, all_tenants: bool, limit: int, as_json: bool) -> None:
@@ -156,7 +190,7 @@ def peek(store: str, queue: str, tenant: str, all_tenants: bool, limit: int, as_
 @click.command()
 @store_argument
 @click.argument("queue")
-@_whose
+@tenant_options
 @_limit(100)
 @as_json_option
 def dead(store: str, queue: str, tenant: str, all_tenants: bool, limit: int, as_json: bool) -> None:
@@ -178,9 +212,39 @@ def _list(
 ) -> None:
     async def look() -> list[Task]:
         async with reading(store) as engine:
-            return await _tasks(_queue(engine, queue, tenant, all_tenants), [state], limit)
+            target = queue_of(engine, queue, tenant, all_tenants)
+            found = await _tasks(target, [state], limit + 1)
+            await _note_rest(engine, queue, tenant, all_tenants, [state], is_empty=not found)
+            return found
 
-    print_tasks(run(look), as_json=as_json)
+    _print_some(run(look), limit, as_json)
+
+
+async def _note_rest(
+    engine: Engine,
+    queue: str,
+    tenant: str,
+    all_tenants: bool,
+    states: Sequence[str],
+    *,
+    is_empty: bool,
+) -> None:
+    """Note a queue that is not there, or else tenants whose tasks a list leaves out."""
+    if is_empty and await refuse_misspelt_queue(engine, queue, tenant, is_all=all_tenants):
+        return
+    others = await left_out(engine, queue, tenant, _counted(states), is_all=all_tenants)
+    words = {"dead": "dead letters", "ready": "ready tasks"}
+    note_left_out(others, words.get(states[0], "tasks") if len(states) == 1 else "tasks")
+
+
+def _counted(states: Sequence[str]) -> Callable[[QueueStats], int]:
+    return lambda stats: sum(getattr(stats, state) for state in states)
+
+
+def _print_some(found: list[Task], limit: int, as_json: bool) -> None:
+    print_tasks(found[:limit], as_json=as_json)
+    if len(found) > limit:
+        click.echo(f"there are more than {limit:,}: give --limit", err=True)
 
 
 # -- acting ----------------------------------------------------------------------------
@@ -212,7 +276,7 @@ def retry(store: str, ids: tuple[str, ...], as_json: bool) -> None:
 @yes_option
 @as_json_option
 def cancel(store: str, ids: tuple[str, ...], is_sure: bool, as_json: bool) -> None:
-    """Cancel tasks that are ready, delayed or leased.
+    """Cancel tasks that are ready, delayed, waiting or leased.
 
     Exit code 1: some could not be cancelled.
 
@@ -266,9 +330,23 @@ def _each(
 @click.command()
 @store_argument
 @click.argument("queue")
-@_whose
+@tenant_options
+@click.option(
+    "--policy",
+    type=click.Choice(REDRIVE_POLICIES),
+    default="stored",
+    show_default=True,
+    help="That of each task, or the current one of its function.",
+)
 @as_json_option
-def redrive(store: str, queue: str, tenant: str, all_tenants: bool, as_json: bool) -> None:
+def redrive(
+    store: str,
+    queue: str,
+    tenant: str,
+    all_tenants: bool,
+    policy: RedrivePolicy,
+    as_json: bool,
+) -> None:
     """Return all dead letters of a queue, with a fresh set of attempts.
 
     Args:
@@ -276,19 +354,25 @@ def redrive(store: str, queue: str, tenant: str, all_tenants: bool, as_json: boo
         queue: its name.
         tenant: whose queue; "" for none.
         all_tenants: the queues of this name of all tenants.
+        policy: ``stored`` with each task, or ``current``, as its function was last published.
         as_json: print JSON lines instead of a table.
     """
-    _count(store, queue, tenant, all_tenants, as_json, "redriven", lambda target: target.redrive())
+
+    def do(target: Queue) -> Awaitable[int]:
+        return target.redrive(policy=policy)
+
+    act = _Act(do, "redriven", "redrives", ["dead"], " dead")
+    _count(store, queue, tenant, all_tenants, as_json, act)
 
 
 @click.command()
 @store_argument
 @click.argument("queue")
-@_whose
+@tenant_options
 @click.option(
     "--state",
-    type=click.Choice(["ready", "delayed", "dead"]),
-    help="Only tasks in this state; default: all three.",
+    type=click.Choice(["ready", "delayed", "waiting", "dead"]),
+    help="Only tasks in this state; default: all four.",
 )
 @yes_option
 @as_json_option
@@ -301,55 +385,62 @@ def purge(
     is_sure: bool,
     as_json: bool,
 ) -> None:
-    """Delete the tasks of a queue that are ready, delayed or dead. Leased ones stay.
+    """Delete the tasks of a queue that are ready, delayed, waiting or dead. Leased ones stay.
 
     Args:
         store: a store's folder, or the address of a service.
         queue: its name.
         tenant: whose queue; "" for none.
         all_tenants: the queues of this name of all tenants.
-        state: delete only those in this state; None: all three.
+        state: delete only those in this state; None: all four.
         is_sure: do not ask first.
         as_json: print JSON lines instead of a table.
     """
-    confirm(f"Delete all {state or 'ready, delayed and dead'} tasks of {queue}?", is_sure=is_sure)
-    _count(store, queue, tenant, all_tenants, as_json, "purged", lambda target: target.purge(state))
+    confirm(
+        f"Delete all {state or 'ready, delayed, waiting and dead'} tasks of {queue}?",
+        is_sure=is_sure,
+    )
+    states = [state] if state else [one for one in _LIVE if one != "leased"]
+    act = _Act(lambda target: target.purge(state), "purged", "purges", states)
+    _count(store, queue, tenant, all_tenants, as_json, act)
 
 
-@click.command()
+@click.command(name="cancel-all")
 @store_argument
 @click.argument("queue")
-@_whose
+@tenant_options
+@click.option("--keep-leased", is_flag=True, help="Let tasks that run now end by themselves.")
+@yes_option
 @as_json_option
-def pause(store: str, queue: str, tenant: str, all_tenants: bool, as_json: bool) -> None:
-    """Hand out no tasks of a queue until 'resume', restarts included. Enqueues go on.
+def cancel_all(
+    store: str,
+    queue: str,
+    tenant: str,
+    all_tenants: bool,
+    keep_leased: bool,
+    is_sure: bool,
+    as_json: bool,
+) -> None:
+    """Cancel the tasks of a queue that have not ended: ready, delayed, waiting, leased.
 
     Args:
         store: a store's folder, or the address of a service.
         queue: its name.
         tenant: whose queue; "" for none.
         all_tenants: the queues of this name of all tenants.
+        keep_leased: leave leased tasks alone.
+        is_sure: do not ask first.
         as_json: print JSON lines instead of a table.
     """
-    _count(store, queue, tenant, all_tenants, as_json, "paused", lambda target: target.pause())
+    which = "ready, delayed and waiting" + ("" if keep_leased else ", leased")
+    confirm(f"Cancel all {which} tasks of {queue}? They will not run.", is_sure=is_sure)
 
+    def do(target: Queue) -> Awaitable[int]:
+        return target.cancel_all(leased=not keep_leased)
 
-@click.command()
-@store_argument
-@click.argument("queue")
-@_whose
-@as_json_option
-def resume(store: str, queue: str, tenant: str, all_tenants: bool, as_json: bool) -> None:
-    """Undo 'pause'; waiting claims are served at once.
-
-    Args:
-        store: a store's folder, or the address of a service.
-        queue: its name.
-        tenant: whose queue; "" for none.
-        all_tenants: the queues of this name of all tenants.
-        as_json: print JSON lines instead of a table.
-    """
-    _count(store, queue, tenant, all_tenants, as_json, "resumed", lambda target: target.resume())
+    states = [one for one in _LIVE if one != "dead" and not (keep_leased and one == "leased")]
+    act = _Act(do, "cancelled", "cancels", states)
+    _count(store, queue, tenant, all_tenants, as_json, act)
 
 
 def _count(
@@ -358,16 +449,24 @@ def _count(
     tenant: str,
     all_tenants: bool,
     as_json: bool,
-    what: str,
-    act: Callable[[Queue], Any],
+    act: _Act,
 ) -> None:
-    async def do() -> int | None:
+    async def do() -> tuple[int, LeftOut]:
         async with writing(store) as engine:
-            done: int | None = await act(_queue(engine, queue, tenant, all_tenants))
-            return done
+            # Asked first: what is done is reported, whatever becomes of the connection.
+            others = await left_out(engine, queue, tenant, _counted(act.states), is_all=all_tenants)
+            done: int = await act.do(queue_of(engine, queue, tenant, all_tenants))
+            if done == 0 and others == NOBODY:
+                await refuse_misspelt_queue(engine, queue, tenant, is_all=all_tenants)
+            return done, others
 
-    count = run(do)
+    count, others = run(do)
     if as_json:
-        print_json([{"queue": queue, what: True if count is None else count}])
-    else:
-        print_line(f"{queue} {what}" if count is None else f"{count:,} tasks {what}")
+        print_json([{"queue": queue, act.done: count, **others.json}])
+        return
+    rest = ""
+    if others.tenants:
+        stay = f"{'stays' if others.tasks == 1 else 'stay'}{act.how}"
+        them = "it" if others.tasks == 1 else "them"
+        rest = f"; {others.tasks:,} of {others} {stay} (--all-tenants {act.does} {them})"
+    print_line(f"{count:,} tasks {act.done}{rest}")

@@ -7,29 +7,28 @@ import os
 import resource
 import signal
 import stat
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import AsyncExitStack, suppress
+from typing import Any, Literal
 
 import click
 
 from ....engine.files.paths import SHARDS_MAX
-from ....errors import UsageError
+from ....errors import InvariantError, StorageError, UsageError
+from ....replication.etcd.address import parse_address
 from ....repository.api.open import open_engine
-from ..connection import Folder
+from ....repository.api.serve_options import Serve, check_token
+from ....repository.api.view import view_of
+from ...cluster.node import ClusterNode, node_name
+from ...cluster.overview import shards_of_cluster
+from ...processes.plan import PROCESSES_MAX, ProcessesOptions
+from ...shared.garbage_collector import settle_collector
+from ..connection import Folder, run
 from ..output import shown
-from ..served_note import forget_note, leave_note
-
-if TYPE_CHECKING:
-    import socket
-
-    from starlette.routing import BaseRoute
-
-    from ....repository.api.engine import Engine
-    from ...http.guard import Settings
 
 __all__ = ["FILES", "allow_files", "read_token", "serve"]
 
-TOKEN_CHARS_MIN = 16
 PORT = 8765
+GRACE_S = 10.0  # that requests have to end
 FILES = 8192  # a store may have 1,024 open, callers three times 1,024 connections
 
 
@@ -59,7 +58,7 @@ FILES = 8192  # a store may have 1,024 open, callers three times 1,024 connectio
 @click.option(
     "--shards",
     type=click.IntRange(1, SHARDS_MAX),
-    help="Number of shards of a store that is created.",
+    help="Number of shards of a store, or a cluster, that is created.",
 )
 @click.option(
     "--durability",
@@ -68,7 +67,32 @@ FILES = 8192  # a store may have 1,024 open, callers three times 1,024 connectio
 )
 @click.option("--journal", help="The name of a lifecycle journal to write.")
 @click.option(
+    "--processes",
+    type=click.IntRange(1, PROCESSES_MAX),
+    help="Share the shards out among so many processes of this machine.",
+)
+@click.option(
     "--lock-wait", type=click.FloatRange(0), default=0.0, help="Seconds to wait for the store."
+)
+@click.option(
+    "--replicate", help="etcd://HOST:PORT,…/NAME?ttl=3: be a node of this cluster (extra etcd)."
+)
+@click.option("--node", help="Name of this node in the cluster; the host's by default.")
+@click.option("--zone", default="", help="Failure domain of this node.")
+@click.option(
+    "--advertise", help="Where clients and other nodes reach this node; the address by default."
+)
+@click.option(
+    "--checkpoint-every",
+    type=click.FloatRange(1),
+    default=600.0,
+    show_default=True,
+    help="Seconds between two checkpoints of a node.",
+)
+@click.option(
+    "--copy-rate",
+    type=click.FloatRange(0, min_open=True),
+    help="MiB a second that a node reads at most of others' checkpoints; as fast as it comes.",
 )
 def serve(
     path: str,
@@ -82,7 +106,14 @@ def serve(
     shards: int | None,
     durability: Literal["nosync", "fsync"] | None,
     journal: str | None,
+    processes: int | None,
     lock_wait: float,
+    replicate: str | None,
+    node: str | None,
+    zone: str,
+    advertise: str | None,
+    checkpoint_every: float,
+    copy_rate: float | None,
 ) -> None:
     """Open the store at PATH (created if need be) and serve it over HTTP, until SIGINT or SIGTERM.
 
@@ -101,7 +132,14 @@ def serve(
         shards: of a store that is created.
         durability: None: as the store is stamped.
         journal: name of a lifecycle journal to write; None: as the store has it.
+        processes: that share the shards; None: this one has them all.
         lock_wait: seconds to wait for a store that another process holds.
+        replicate: address of the cluster's log; None: no cluster.
+        node: name of this node.
+        zone: its failure domain.
+        advertise: where others reach it; None: the address, which then must not be a wildcard.
+        checkpoint_every: seconds between two checkpoints of a node.
+        copy_rate: MiB a second that it reads at most of others' checkpoints; None: no bound.
     """
     if uds is not None and (host is not None or port is not None):
         raise UsageError("give --uds, or --host and --port, not both")
@@ -109,22 +147,72 @@ def serve(
         host = "127.0.0.1"
     token = None if token_file is None else read_token(token_file)
     allow_files()
+    address = _address(uds, host, PORT if port is None else port)
+    if processes is not None:
+        if replicate is not None or node is not None or zone:
+            raise UsageError("a node of a cluster is one process: leave out --processes")
+        if journal is not None:
+            raise UsageError("several processes write no lifecycle journal: leave out --journal")
+        shared = ProcessesOptions(
+            processes,
+            address=address,
+            advertise=advertise,
+            token=token,
+            dashboard=dashboard,
+            hosts=allow_host,
+            checkpoints=checkpoints,
+            shards=shards,
+            durability=durability,
+            lock_wait_s=lock_wait,
+            grace_s=GRACE_S,
+        )
+        _serve_processes(path, shared)
+        return
+    member: ClusterNode | None = None
+    if replicate is None:
+        if node is not None or zone or advertise is not None:
+            raise UsageError("--node, --zone and --advertise are for a cluster: give --replicate")
+    else:
+        log = parse_address(replicate)
+        url = _url_of_node(path, advertise, address)
+        shards = run(lambda: shards_of_cluster(log, shards))
+        member = ClusterNode(
+            path,
+            log,
+            name=node_name(node),
+            url=url,
+            zone=zone,
+            shards=shards,
+            token=token,
+            copy_bytes_per_s=None if copy_rate is None else copy_rate * (1 << 20),
+        )
+    served = Serve(
+        address=address,
+        token=token,
+        dashboard=dashboard,
+        hosts=allow_host,
+        checkpoints=checkpoints,
+        grace=GRACE_S,
+        routes=None if member is None else member.routes,
+    )
     asyncio.run(
         _serve(
             path,
-            uds,
-            host,
-            PORT if port is None else port,
-            token,
-            allow_host,
-            checkpoints,
-            dashboard,
+            served,
+            member,
+            checkpoint_every,
             shards=shards,
             durability=durability,
             journal=journal,
             lock_wait=lock_wait,
         )
     )
+
+
+def _address(uds: str | None, host: str | None, port: int) -> Literal[True] | str:
+    if host is not None:
+        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return True if uds is None else f"unix://{os.path.abspath(uds)}"
 
 
 def allow_files() -> None:
@@ -142,102 +230,68 @@ def read_token(path: str) -> str:
         token = file.readline(4096).strip()
     if stat.S_IMODE(mode) & 0o077:
         raise UsageError(f"{path} can be read by others: chmod 600 it")
-    if len(token) < TOKEN_CHARS_MIN or not (token.isascii() and token.isprintable()):
-        raise UsageError(
-            f"{path}: the token must be {TOKEN_CHARS_MIN} printable characters or more"
-        )
+    check_token(token, path)
     return token
 
 
-def _settings(
-    host: str | None, token: str | None, allow_host: tuple[str, ...], checkpoints: str | None
-) -> Settings:
-    from ...http.guard import Settings, host_of, loopback_hosts  # noqa: PLC0415
-
-    for name in allow_host:
-        if not host_of(name):
-            raise UsageError(
-                f"expected a host name in --allow-host ([…] around IPv6), got {name!r}"
-            )
-    hosts = loopback_hosts | {host_of(name) for name in allow_host}
-    if host is not None:
-        hosts |= {host.lower()}
-    return Settings(token=token, hosts=hosts, checkpoints=checkpoints)
+def _url_of_node(path: str, advertise: str | None, address: Literal[True] | str) -> str:
+    """Where others reach a node."""
+    if advertise is not None:
+        return advertise
+    if address is True:
+        return f"unix://{os.path.abspath(path)}.sock"
+    if address.startswith(("tcp://0.0.0.0:", "tcp://[::]:")) or address.endswith(":0"):
+        raise UsageError(f"{address} cannot be reached by others: say --advertise tcp://HOST:PORT")
+    return address
 
 
 async def _serve(
     path: str,
-    uds: str | None,
-    host: str | None,
-    port: int,
-    token: str | None,
-    allow_host: tuple[str, ...],
-    checkpoints: str | None,
-    dashboard: Literal["read", "write", "off"],
+    served: Serve,
+    member: ClusterNode | None,
+    checkpoint_every_s: float,
     **options: Any,
 ) -> None:
-    from ...dashboard.routes import Dashboard  # noqa: PLC0415 - an extra
-    from ...http.listener import find_tcp, find_unix, listen_tcp, listen_unix  # noqa: PLC0415
-    from ...http.server import Server  # noqa: PLC0415
-
-    settings = _settings(host, token, allow_host, checkpoints)
-    where = _socket_path(path, uds)
-    if host is None:  # before a store is made
-        find_unix(where)
-    else:
-        find_tcp(host, port, token)
     loop = asyncio.get_running_loop()
-    async with open_engine(path, **options) as engine:
-        listener = listen_unix(where) if host is None else listen_tcp(host, port, token)
-        bound = None if host is not None else _identity(where)
-        address = _address(listener)
-
-        def announce() -> None:
-            leave_note(path, address)
-            click.echo(f"serving {shown(address)}")
-
-        routes = _routes(engine)
-        if dashboard != "off":
-            board = Dashboard(engine, access=dashboard, token=token)
-            settings = board.guarded(settings)
-            routes += board.routes
-        server = Server(engine, [listener], settings, routes=routes, on_ready=announce)
+    if member is not None:
+        options["replicator"] = member.replicator
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(open_engine(path, serve=served, **options))
+        server = view_of(engine).server
+        if server is None:
+            raise InvariantError("the store is open and not served")
+        settle_collector()
+        over = asyncio.ensure_future(server.wait())
+        running: asyncio.Future[None] | None = None
+        if member is not None:
+            running = asyncio.ensure_future(member.run(checkpoint_every_s))
+            running.add_done_callback(lambda _: over.cancel())
+            stack.push_async_callback(_cancelled, running)
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, server.stop)
-        try:
-            await server.run()
-        finally:
-            listener.close()
-            forget_note(path)
-            if bound is not None and _identity(where) == bound:
-                os.unlink(where)  # not one that somebody else has put there since
+            loop.add_signal_handler(number, over.cancel)
+        _echo_address(server.address)
+        with suppress(asyncio.CancelledError):
+            await over
+        if server.problem is not None:
+            raise StorageError(f"{server.address} is not served any more: {server.problem}")
+        if running is not None and running.done():
+            running.result()  # it raises what has ended the node
 
 
-def _identity(path: str) -> tuple[int, int] | None:
-    """Device and inode of a file, whatever it is called now; None: there is none."""
+def _serve_processes(path: str, options: ProcessesOptions) -> None:
     try:
-        found = os.lstat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+        from ...processes.serving import serve_processes  # noqa: PLC0415 - an extra
+    except ImportError as exc:
+        if (exc.name or "").partition(".")[0] == "lodeq":
+            raise
+        raise UsageError('--processes needs an extra: pip install "lodeq[http]"') from exc
+    run(lambda: serve_processes(path, options, _echo_address))
 
 
-def _routes(engine: Engine) -> list[BaseRoute]:
-    """Routes beside the interface itself: metrics, where their extra is installed."""
-    try:
-        from ...metrics.route import metrics_route  # noqa: PLC0415 - an extra
-    except UsageError:
-        return []
-    return [metrics_route(engine)]
+def _echo_address(address: str) -> None:
+    click.echo(f"serving {shown(address)}")
 
 
-def _socket_path(path: str, uds: str | None) -> str:
-    return os.path.abspath(f"{path.rstrip('/')}.sock" if uds is None else uds)
-
-
-def _address(listener: socket.socket) -> str:
-    name = listener.getsockname()
-    if isinstance(name, str):
-        return f"unix://{name}"
-    host = f"[{name[0]}]" if ":" in name[0] else name[0]
-    return f"http://{host}:{name[1]}"
+async def _cancelled(task: asyncio.Future[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
+from ....client.documents.records import Granted
+from ....client.documents.wire import Stored
 from ....client.lease import RemoteLease
-from ....client.records import Granted
-from ....client.wire import Stored
 from ....engine.records.policy import Policy
 from ....repository.api.engine import Engine
 from ....repository.api.lease_proof import LeaseProof

@@ -6,7 +6,7 @@ The service is asked if there is one, as only it knows rates and latencies; else
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -26,16 +26,17 @@ from ....repository.model.values import EngineStats, QueueStats
 from ..connection import Silent, asked, reading, run, store_argument
 from ..display import (
     as_json_option,
+    call_text,
     duration,
     engine_json,
-    flush,
     print_json,
     print_line,
     print_rows,
+    progress_text,
     queue_json,
     queue_row,
 )
-from ..output import PIPE_COLUMNS
+from ..output import PIPE_COLUMNS, flush, shown
 from ..values import duration as seconds
 from .queues import QUEUES
 
@@ -43,6 +44,7 @@ __all__ = ["Overview", "overview", "stats", "top"]
 
 _TOTALS: Final = ("enqueued", "claimed", "completed", "nacked", "reaped", "dead", "expired")
 _ROWS_MAX: Final = 40
+_CALLS_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +60,16 @@ class Overview:
     queues: Mapping[tuple[str, str], QueueStats]
     oldest_lease_age: float | None
     silent: str = ""
+    calls: Sequence[str] = ()  # what some of the leased tasks are, in words
 
 
-async def overview(store: str) -> Overview:
-    """Ask the service for its figures, or read the rows."""
+async def overview(store: str, *, calls: bool = False) -> Overview:
+    """Ask the service for its figures, or read the rows. ``calls``: of some leased tasks, too."""
 
     async def ask(engine: Engine) -> Overview:
         found = await engine.stats()
-        return await _overview(engine, found, found.oldest_lease_age, is_served=True)
+        seen = await _overview(engine, found, found.oldest_lease_age, is_served=True)
+        return replace(seen, calls=await _calls(engine, seen.queues)) if calls else seen
 
     answer = await asked(store, ask)
     if not isinstance(answer, Silent):
@@ -73,7 +77,25 @@ async def overview(store: str) -> Overview:
     async with reading(store) as looking:
         age = oldest_lease_age(looking)
         seen = await _overview(looking, await looking.stats(), age, is_served=False)
-        return replace(seen, silent=answer.why)
+        leased = await _calls(looking, seen.queues) if calls else ()
+        return replace(seen, silent=answer.why, calls=leased)
+
+
+async def _calls(engine: Engine, queues: Mapping[tuple[str, str], QueueStats]) -> list[str]:
+    """Some leased tasks that have a face, those of the queues with most leases first."""
+    leased = [(one.leased, key) for key, one in queues.items() if one.leased]
+    busy = [key for _, key in sorted(leased, reverse=True)]
+    lines: list[str] = []
+    for queue, tenant in busy[:_CALLS_MAX]:
+        for task in await engine.queue(queue, tenant=tenant).list("leased", limit=_CALLS_MAX):
+            if len(lines) == _CALLS_MAX:
+                return lines
+            if task.function or task.preview:
+                by = f" by {shown(task.worker)}" if task.worker else ""
+                call = call_text(task.function, task.preview)
+                far = f": {shown(progress_text(task))}" if task.progress is not None else ""
+                lines.append(f"working on {call} of {queue}, attempt {task.attempts}{by}{far}")
+    return lines
 
 
 async def _overview(
@@ -115,6 +137,7 @@ def _lines(now: Overview, before: Overview | None) -> list[str]:
     age = now.oldest_lease_age
     leases = "" if age is None else f", the oldest for {duration(age)}"
     lines.append(f"{s.leased:,} leased{leases}; {len(s.shards)} shards")
+    lines += now.calls
     if not now.is_served:
         lines.append(now.silent or "no service runs here: totals and latencies are unknown")
         return lines
@@ -189,7 +212,7 @@ async def _watch(
     before: Overview | None = None
     seen = 0
     while True:
-        now = await overview(store)
+        now = await overview(store, calls=True)
         show(now, before)
         before, seen = now, seen + 1
         if seen == count:

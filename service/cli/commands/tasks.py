@@ -10,33 +10,49 @@ from typing import Any, Final, TypeVar, cast
 import click
 
 from ....engine.records.task import ATTEMPTS_MAX
-from ....errors import TaskNotFoundError
+from ....engine.runtime.task_id import TaskId
+from ....errors import TaskNotFoundError, UsageError
+from ....repository.api.engine import Engine
 from ....repository.model.arguments import LIMIT_MAX
+from ....repository.model.flows.workflows import ON_FAILURES
 from ....repository.model.task_options import PRIORITY_DEFAULT, PRIORITY_MAX
-from ....repository.model.values import ALL_TENANTS, CONFLICTS, NewTask, OnConflict, Receipt
+from ....repository.model.values import (
+    ALL_TENANTS,
+    CONFLICTS,
+    Attempt,
+    NewTask,
+    OnConflict,
+    Receipt,
+    Result,
+)
 from ....repository.tasks.lease import Lease
 from ..connection import reading, run, store_argument, writing
 from ..display import (
-    OutputError,
     as_json_option,
+    attempt_json,
     brief,
-    flush,
     json_text,
     print_json,
     print_line,
+    progress_text,
+    reason_text,
     result_json,
+    seconds_text,
     task_json,
     value_json,
 )
 from ..enqueue_lines import enqueue_lines, stdin_lines
-from ..output import shown
+from ..function_calls import call_of, function_task, looks_like_json
+from ..output import OutputError, flush, shown
 from ..values import Grant, duration, grant_text, headers_of, payload_of
+from .worker import load_app
 
 __all__ = ["claim", "enqueue", "show"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NOTHING: Final = 1
 _NOT_ALL: Final = 1
+_WITHOUT_PAYLOAD: Final = ("completed", "expired", "cancelled")
 
 tenant_option: Final = click.option(
     "--tenant", default="", help="Tenant of the queue; none by default."
@@ -48,8 +64,7 @@ def _enqueue_options(command: F) -> F:
         click.option(
             "--priority",
             type=click.IntRange(0, PRIORITY_MAX),
-            default=PRIORITY_DEFAULT,
-            show_default=True,
+            help=f"9 is claimed first. Default: the function's, or {PRIORITY_DEFAULT}.",
         ),
         click.option(
             "--delay", type=duration, help="Time until it can be claimed: 90, 1.5s, 5m, 2h, 7d."
@@ -76,6 +91,16 @@ def _enqueue_options(command: F) -> F:
         ),
         click.option("--header", "headers", multiple=True, metavar="NAME=VALUE"),
         click.option("--max-attempts", type=click.IntRange(1, ATTEMPTS_MAX)),
+        click.option(
+            "--after", multiple=True, metavar="ID", help="Wait for this task; may be repeated."
+        ),
+        click.option(
+            "--on-failure",
+            type=click.Choice(ON_FAILURES),
+            default="run",
+            show_default=True,
+            help="What to do if one of --after does not complete.",
+        ),
     ):
         command = option(command)
     return command
@@ -84,9 +109,14 @@ def _enqueue_options(command: F) -> F:
 @click.command()
 @store_argument
 @click.argument("queue")
-@click.argument("payload", required=False)
+@click.argument("payload", required=False, metavar="[FUNCTION | PAYLOAD]")
 @tenant_option
 @_enqueue_options
+@click.option("--function", metavar="NAME", help="Call this one; PAYLOAD is then as --args.")
+@click.option("--arg", "pairs", multiple=True, metavar="NAME=VALUE", help="An argument.")
+@click.option("--args", "arguments", metavar="JSON", help="Arguments by name; '-' reads stdin.")
+@click.option("--app", "target", metavar="MODULE:APP", help="Take functions from this app.")
+@click.option("--raw", is_flag=True, help="PAYLOAD is a payload, whatever functions there are.")
 @click.option("--parse", is_flag=True, help="PAYLOAD is JSON: keep the value, not its text.")
 @click.option("--lines", is_flag=True, help="Each line of stdin is a task.")
 @click.option("--durable", is_flag=True, help="Wait until the task survives a power cut.")
@@ -96,6 +126,11 @@ def enqueue(
     queue: str,
     payload: str | None,
     tenant: str,
+    function: str | None,
+    pairs: tuple[str, ...],
+    arguments: str | None,
+    target: str | None,
+    raw: bool,
     parse: bool,
     lines: bool,
     durable: bool,
@@ -103,13 +138,22 @@ def enqueue(
     headers: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Add a task, and print its id. PAYLOAD is text; '-', or none, reads stdin.
+    """Add a task, and print its id: a call of a FUNCTION of the queue, or a PAYLOAD.
+
+    A queue whose workers have published functions takes calls of them, with their policy: 'lodeq
+    enqueue STORE mail send --arg to=a@example.org'. Any other queue, and --raw, takes a payload:
+    text; '-', or none, reads stdin.
 
     Args:
         store: a store's folder, or the address of a service.
         queue: its name.
-        payload: text; None or ``-``: read stdin.
+        payload: name of a function; or text; None or ``-``: read stdin.
         tenant: whose queue; "" for none.
+        function: name of a function; the payload is its arguments then.
+        pairs: arguments, texts ``NAME=VALUE``.
+        arguments: a JSON object; ``-``: read stdin.
+        target: ``MODULE:APP`` whose functions and codec to take.
+        raw: it is a payload, whatever functions there are.
         parse: the payload is JSON: keep the value, not its text.
         lines: each line of stdin is a task.
         durable: wait for an fsync.
@@ -117,24 +161,65 @@ def enqueue(
         headers: texts ``NAME=VALUE``.
         options: other fields of ``NewTask``; durations in seconds.
     """
+    if function is not None:
+        payload, arguments = _call_named(
+            function, payload, arguments, has_pairs=bool(pairs), is_plain=raw or lines
+        )
     if lines and payload not in (None, "-"):
         raise click.UsageError("--lines reads stdin: leave PAYLOAD out")
     options["headers"] = headers_of(headers)
     options["on_conflict"] = cast("OnConflict", options["on_conflict"])
     is_durable = durable or None
     report = partial(_print_receipts, as_json=as_json)
+    call = call_of(queue, payload, arguments, pairs, is_value=parse)
+    if (raw or lines) and (call.is_by_name or target is not None):
+        raise click.UsageError("--arg, --args and --app call a function: leave --raw, --lines out")
+    app = None if target is None else load_app(target)
+    priority = options["priority"]
+    plain = {**options, "priority": PRIORITY_DEFAULT if priority is None else priority}
     found = stdin_lines(parse=parse) if lines else None
-    tasks = [] if lines else [NewTask(payload_of(payload, is_json=parse), **options)]
+    given: list[Any] = []  # the payload, where no function can be meant: read before the store
+    if not lines and (raw or (payload in (None, "-") and not call.is_by_name)):
+        given.append(payload_of(payload, is_json=parse))
 
     async def add() -> None:
         async with writing(store) as engine:
-            target = engine.queue(queue, tenant=tenant)
+            queue_of = engine.queue(queue, tenant=tenant, codec=None if app is None else app.codec)
             if found is not None:
-                await enqueue_lines(target, found, options, durable=is_durable, report=report)
-            else:
-                _report_one(await target.enqueue_many(tasks, durable=is_durable), report)
+                await enqueue_lines(queue_of, found, plain, durable=is_durable, report=report)
+                return
+            task = None
+            if not raw:
+                task = await function_task(engine, call, options, app)
+            if task is None:
+                if not raw and not parse and looks_like_json(payload):
+                    click.echo("stored as text: --parse keeps the value", err=True)
+                value = given[0] if given else payload_of(payload, is_json=parse)
+                task = NewTask(value, **plain)
+            one = [task._replace(queue=None, tenant=None)]
+            _report_one(await queue_of.enqueue_many(one, durable=is_durable), report)
 
     run(add)
+
+
+def _call_named(
+    function: str, payload: str | None, arguments: str | None, *, has_pairs: bool, is_plain: bool
+) -> tuple[str, str | None]:
+    """Return what stands for FUNCTION and --args, where --function names the function.
+
+    Args:
+        function: its name.
+        payload: beside it, if any.
+        arguments: of ``--args``.
+        has_pairs: ``--arg`` is given.
+        is_plain: ``--raw`` or ``--lines`` is.
+    """
+    if is_plain:
+        raise click.UsageError("--function calls a function: leave --raw, --lines out")
+    if payload is not None and arguments is not None:
+        raise click.UsageError("PAYLOAD beside --function is its arguments: leave --args out")
+    text = payload if payload is not None else arguments
+    return function, "{}" if text is None and not has_pairs else text
 
 
 def _report_one(receipts: list[Receipt], report: Callable[[list[Receipt]], None]) -> None:
@@ -255,28 +340,80 @@ def _print_lease(lease: Lease, as_json: bool) -> None:
 @click.argument("id")
 @as_json_option
 def show(store: str, id: str, as_json: bool) -> None:
-    """Show all that is known of a task: state, times, payload and result."""
+    """Show all that is known of a task: state, times, payload, result and attempts."""
 
-    async def look() -> tuple[dict[str, Any], dict[str, Any] | None]:
+    async def look() -> tuple[
+        dict[str, Any], dict[str, Any] | None, dict[str, Any] | None, list[dict[str, Any]]
+    ]:
         async with reading(store) as engine:
             task = await engine.get(id)
             if task is None:
-                raise TaskNotFoundError(f"no task {id}: it never existed, or is forgotten")
+                raise TaskNotFoundError(await _absence(engine, store, id))
+            kept = None
             try:
                 result = await engine.result(task.id)
             except TaskNotFoundError:
-                result = None  # it was not kept
-            return task_json(task), None if result is None else result_json(result)
+                result, kept = None, await _history_of(engine, task.id)
+            attempts = [attempt_json(one) for one in await _attempts_of(engine, task.id)]
+            document = task_json(task)
+            if not as_json:
+                document["progress"] = progress_text(task)
+            shown_result = None if result is None else result_json(result)
+            return document, shown_result, None if kept is None else result_json(kept), attempts
 
-    document, result = run(look)
+    document, result, kept, attempts = run(look)
     if as_json:
-        print_json([{**document, "result": result}])
+        extra = {} if kept is None else {"history": kept}
+        print_json([{**document, "result": result, **extra, "attempts_made": attempts}])
         return
+    if document["state"] in _WITHOUT_PAYLOAD:
+        document["payload"] = "no longer stored, headers neither"
     _print_fields(document)
-    if result is not None:
-        click.echo("result")
-        known = {name for name, value in document.items() if value == result.get(name)}
-        _print_fields({name: value for name, value in result.items() if name not in known}, "  ")
+    ended = result or kept
+    if ended is not None:
+        click.echo("result" if result is not None else "history (the result is no longer kept)")
+        known = {name for name, value in document.items() if value == ended.get(name)}
+        _print_fields({name: value for name, value in ended.items() if name not in known}, "  ")
+    if attempts:
+        click.echo("attempts")
+        for one in attempts:
+            print_line(f"  {_attempt_line(one)}")
+
+
+async def _absence(engine: Engine, store: str, id: str) -> str:
+    """Why there is no such task."""
+    try:
+        is_workflow = str((await engine.workflow_info(id)).id) == str(TaskId(id))
+    except (TaskNotFoundError, UsageError):  # of none, or an older server
+        is_workflow = False
+    if is_workflow:
+        return f"{id} is a workflow: 'lodeq workflow show {store} {id}'"
+    return f"no task {id}: it never existed, or is forgotten"
+
+
+async def _history_of(engine: Engine, task_id: TaskId) -> Result | None:
+    """Its row in the history; None where there is none, or the server is too old to say."""
+    try:
+        page = await engine.history(limit=1, cursor=f"{int(task_id.hex(), 16) + 1:032x}")
+    except UsageError:
+        return None
+    return next((one for one in page if one.task_id == task_id), None)
+
+
+async def _attempts_of(engine: Engine, task_id: TaskId) -> list[Attempt]:
+    """Its attempts; none where the server is too old to say, or the task has gone meanwhile."""
+    try:
+        return await engine.attempts(task_id)
+    except (TaskNotFoundError, UsageError):
+        return []
+
+
+def _attempt_line(one: dict[str, Any]) -> str:
+    worker = f" by {shown(one['worker'])}" if one["worker"] else ""
+    reason = f": {reason_text(one['reason'])}" if one["reason"] else ""
+    ended = f"{one['ended_at']:%Y-%m-%dT%H:%M:%SZ}"
+    ran = f" after {seconds_text(one['ran'])}" if one["ran"] is not None else ""
+    return f"{one['number']}  {ended}  {one['outcome']}{ran}{worker}{reason}"
 
 
 def _print_fields(document: dict[str, Any], indent: str = "") -> None:

@@ -6,12 +6,16 @@ import importlib
 import logging
 import os
 import sys
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import click
 
 from ....errors import UsageError
+from ...shared.garbage_collector import settle_collector
+from ..reload import supervise
 
 if TYPE_CHECKING:
     from ...worker.app import App
@@ -36,6 +40,8 @@ LEFT_BEHIND = 1
     "--loop", type=click.Choice(["asyncio", "trio"]), default="asyncio", show_default=True
 )
 @click.option("--quiet", is_flag=True, help="Log warnings only.")
+@click.option("--verbose", "-v", is_flag=True, help="Log the end of every run.")
+@click.option("--reload", is_flag=True, help="Start again when a .py file below here changes.")
 def worker(
     target: str,
     queues: tuple[str, ...],
@@ -44,6 +50,8 @@ def worker(
     store: str | None,
     loop: str,
     quiet: bool,
+    verbose: bool,
+    reload: bool,
 ) -> None:
     """Work for APP, a lodeq.worker.App in MODULE, until SIGTERM or SIGINT.
 
@@ -59,6 +67,8 @@ def worker(
         store: a folder or an address instead of the app's.
         loop: the event loop to run on.
         quiet: log warnings only.
+        verbose: log the end of every run.
+        reload: run in a child that is started again when a source file changes.
     """
     logging.basicConfig(
         level=logging.WARNING if quiet else logging.INFO,
@@ -66,6 +76,11 @@ def worker(
     )
     for noisy in ("httpx", "httpcore"):  # a line for every request
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    if reload:
+        arguments = [one for one in sys.argv[1:] if one != "--reload"]
+        raise SystemExit(supervise(arguments, Path.cwd()))
+    if verbose:
+        logging.getLogger("lodeq.worker").setLevel(logging.DEBUG)
     app = load_app(target)
     if store is not None:
         app.store = store
@@ -75,11 +90,16 @@ def worker(
         "grace": grace,
     }
 
-    async def main() -> None:
+    def opened() -> None:  # and served: who reads this can reach the store
+        settle_collector()
         fields = {"event": "worker_loaded", "worker": app.name, "target": target}
         log = logging.getLogger("lodeq.worker")
         log.info("worker %r of %r", app.name, target, extra=fields)
-        await app.run(**options, leave=_leave)
+        for line in app.banner(options["queues"]):
+            log.info("%s", line, extra=fields)
+
+    async def main() -> None:
+        await app.run(**options, opened=opened, leave=_leave)
 
     anyio.run(main, backend=loop)
 
@@ -98,13 +118,42 @@ def load_app(target: str) -> App:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # something that the module itself needs
+            raise _broken(module, error) from error  # something that the module itself needs
         raise UsageError(f"no module {module!r} in the current folder or installed") from error
+    except Exception as error:
+        raise _broken(module, error) from error
+    at = module
     for name in path.split("."):
-        found = getattr(found, name, None)
+        if not hasattr(found, name):
+            raise UsageError(_no_name(at, name, found, App))
+        found, at = getattr(found, name), f"{at}.{name}"
     if not isinstance(found, App):
         raise UsageError(f"expected a lodeq.worker.App at {target!r}, got {type(found).__name__}")
     return found
+
+
+def _no_name(at: str, name: str, owner: Any, kind: type) -> str:
+    apps = [known for known, value in vars(owner).items() if isinstance(value, kind)]
+    if not apps:
+        return f"{at} has no {name!r}, and no lodeq.worker.App at all"
+    return f"{at} has no {name!r}: the app there is {' or '.join(f'{at}:{one}' for one in apps)}"
+
+
+def _broken(module: str, error: BaseException) -> UsageError:
+    """The module fails at its import: what it says, and the last line of its own that did it."""
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}, line {error.lineno}"
+        return UsageError(
+            f"{module} cannot be imported: {type(error).__name__}: {error.msg} ({where})"
+        )
+    here, libraries = os.getcwd(), (sys.prefix, sys.base_prefix)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename.startswith(here) and not frame.filename.startswith(libraries)
+    ]
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return UsageError(f"{module} cannot be imported: {type(error).__name__}: {error}{where}")
 
 
 def _leave() -> None:

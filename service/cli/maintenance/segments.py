@@ -14,21 +14,12 @@ from ....segments.detect import FORMATS, DetectedPath, detect
 from ....segments.formats.item import Damage, Record
 from ...shared.file_check import Problem, verify
 from ...shared.file_reader import bytes_of, items
-from ..output import (
-    Bar,
-    Column,
-    Rows,
-    damage_json,
-    inflated,
-    json_line,
-    record_json,
-    record_row,
-    report_damage,
-    rfc3339,
-    shown,
-)
+from ..output import Column, json_line, shown
+from ..records import damage_json, inflated, record_json, record_row, report_damage, rfc3339
+from ..tables import Bar, Rows
 from .file_repair import repair
 from .file_salvage import Summary, salvage
+from .migrate_bodies import migrate
 from .tailer_lag import lags
 
 __all__ = ["segments"]
@@ -75,6 +66,9 @@ def segments() -> None:
     PATH is a file or a folder: .sqs, .rdq, LedgerQ, a Rust queue, or a journal. Exit codes: 0,
     nothing is wrong; 1, damage was found; 2, it was not done.
     """
+
+
+segments.add_command(migrate)
 
 
 @segments.command("dump")

@@ -11,19 +11,23 @@ from typing import Any, Final
 
 import click
 
+from ....engine.files.lockfile import without_cure
 from ....engine.files.paths import SHARDS_MAX, check_root, list_layout, normal_path
 from ....engine.recovery.checkpoint import MANIFEST, restore
 from ....engine.runtime.clock import SystemClock
 from ....errors import LockedError, StorePathError, UsageError
 from ....repository.api.engine import Engine
 from ....repository.api.open import open_engine
+from ....repository.maintenance.detach import detach
 from ....segments.formats.item import Damage
 from ...transfer.entries import Foreign
 from ...transfer.export import EXPORT_FORMATS, ExportReport, check_apart, export_queue
 from ...transfer.import_run import ImportReport, Targets, import_tasks, survey
 from ...transfer.source_kinds import KINDS, open_source
 from ..connection import LIMITS, Folder, folder_argument
-from ..output import Bar, damage_json, json_line, shown
+from ..output import json_line, shown
+from ..records import damage_json
+from ..tables import Bar
 
 __all__ = ["export", "import_"]
 
@@ -185,6 +189,7 @@ def export(
         with tempfile.TemporaryDirectory(prefix="lodeq-export-", dir=beside) as work:
             restored = os.path.join(work, "store")
             restore(store, restored)
+            detach(restored)  # of a replica it may be a copy
             report = asyncio.run(run(restored))
     else:
         report = asyncio.run(run(store))
@@ -207,7 +212,7 @@ async def _opened(path: str, given: str) -> AsyncIterator[Engine]:
             engine = await stack.enter_async_context(opening)
         except LockedError as exc:
             advice = "stop it, or export a checkpoint that it makes (engine.checkpoint)"
-            raise LockedError(f"{exc}; {advice}", pid=exc.pid) from exc
+            raise LockedError(f"{without_cure(str(exc))}; {advice}", pid=exc.pid) from exc
         yield engine
 
 

@@ -45,6 +45,7 @@ class WorkerBackend:
         clock: the store's clock if it is embedded, the machine's if it is served.
         spawner: of the loop that the worker runs on.
         start_keepalive: makes a keepalive that calls its argument with each lost lease.
+        has_redaction: the engine has a hook that sees previews before they are stored.
         is_served: a claim must not be cancelled. Its answer may be on its way, and nobody would
             hold the leases in it until they expire.
     """
@@ -57,8 +58,10 @@ class WorkerBackend:
         start_keepalive: Callable[[Callable[[Lease], None]], Keepalive],
         *,
         is_served: bool = False,
+        has_redaction: bool = False,
     ) -> None:
         self.is_served = is_served
+        self.has_redaction = has_redaction
         self.engine = engine
         self.clock = clock
         self.spawner = spawner
@@ -85,7 +88,8 @@ def backend_of(engine: Any) -> WorkerBackend:
         def embedded(on_lost: Callable[[Lease], None]) -> Keepalive:
             return view.lease_keepalive(on_lost, look_s=LOOK_S)
 
-        return WorkerBackend(engine, view.clock, view.spawner, embedded)
+        redacts = view.has_redaction
+        return WorkerBackend(engine, view.clock, view.spawner, embedded, has_redaction=redacts)
     if not isinstance(engine, RemoteEngine):
         raise UsageError(f"expected an open engine or client, got {type(engine).__name__}")
     spawner = current_spawner()
@@ -93,4 +97,11 @@ def backend_of(engine: Any) -> WorkerBackend:
     def served(on_lost: Callable[[Lease], None]) -> Keepalive:
         return ThreadKeepalive(engine.sync, spawner, on_lost)
 
-    return WorkerBackend(cast("Engine", engine), SystemClock(), spawner, served, is_served=True)
+    return WorkerBackend(
+        cast("Engine", engine),
+        SystemClock(),
+        spawner,
+        served,
+        is_served=True,
+        has_redaction=engine.session.redaction is not None,
+    )

@@ -72,12 +72,17 @@ class Claimer:
         if self._poll is not None and not self._backend.is_served:
             self._poll.cancel()
 
-    def run_ended(self, tenant: str) -> None:
-        """Count the end of a run: another may start now."""
-        self.gate.leave(tenant)
+    def run_ended(self, tenant: str) -> bool:
+        """Count the end of a run; returns whether claimers of other queues may go on by it."""
+        was_full = self.gate.leave(tenant)
         self._changed.set()
         if self._poll is not None and tenant in self._skipped and not self._backend.is_served:
             self._poll.cancel()
+        return was_full
+
+    def slot_freed(self) -> None:
+        """A run of another queue has ended: this process has a slot again."""
+        self._changed.set()
 
     async def run(self) -> None:
         """Claim until stopped.
@@ -94,10 +99,9 @@ class Claimer:
         clock = self._backend.clock
         pause_s = PAUSE_S
         while not self._is_stopping:
-            now = clock.mono()
-            free = self.gate.free(now)
+            free = self.gate.free
             if free <= 0:
-                await self._change(self.gate.next_at(now))
+                await self._change()
                 continue
             try:
                 leases = await self._claim(free)
@@ -144,7 +148,7 @@ class Claimer:
         self._poll = None
         return leases
 
-    async def _change(self, until_mono: float) -> None:
+    async def _change(self, until_mono: float = float("inf")) -> None:
         """Wait until a run ends, the worker stops, or that moment comes."""
         self._changed = anyio.Event()
         if not self._is_stopping:

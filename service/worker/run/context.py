@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from anyio import from_thread
 
 from ....engine.runtime.task_id import TaskId
 from ....errors import LimitError, UsageError
+from ....repository.model.arguments import check_progress
+from ....repository.model.flows.workflow_handle import Workflow
+from ....repository.model.flows.workflows import PARTS_MAX, OnFailure
 from ....repository.model.task_options import FOLLOW_UPS_MAX
-from ....repository.model.values import NewTask
+from ....repository.model.values import NewTask, Part
 
 if TYPE_CHECKING:
     import anyio
 
     from ....repository.api.engine import Engine
+    from ....repository.model.redaction import Redaction
     from ....repository.tasks.lease import Lease
+    from .limits import RunSlots
     from .threads import ThreadPermit
 
 __all__ = ["Context", "Running", "current", "running_in"]
@@ -52,15 +60,21 @@ class Context:
         self.follow_ups: list[NewTask] = []
         self.fraction: float | None = None
         self.note = ""
+        self.timeout_s: float | None = None
+        self.on_progress: Callable[[Context], object] | None = None  # stores it
         self.why_cancelled = ""  # timeout, stopping or lost
         self._cancel: Callable[[], object] | None = None
         self._is_only_asked = False  # to stop: a thread that may still return by itself
         self._has_seen = False
         self.in_thread = False
         self.permit: ThreadPermit | None = None  # for a plain function
+        self.slots: RunSlots | None = None  # that the run waits for before it starts
+        self.held_slots: list[anyio.Semaphore] = []
         self.is_ending = False  # the end of the lease is being written
         self.is_cut_short = False  # do not wait for a store that is out of reach
+        self.is_left = False  # the worker has released the lease, and said so: the run does not end
         self.pausing: anyio.Event | None = None  # between two tries to end the lease
+        self.redaction: Redaction | None = None  # of reasons
 
     def __repr__(self) -> str:
         return f"<Context {self.name} {self.task_id} attempt={self.attempt}>"
@@ -103,6 +117,11 @@ class Context:
         return self._headers
 
     @property
+    def labels(self) -> Mapping[str, str]:
+        """Labels given at the enqueue."""
+        return self._lease.labels
+
+    @property
     def enqueued_at(self) -> datetime:
         """Wall time of the enqueue."""
         return self._lease.enqueued_at
@@ -113,23 +132,30 @@ class Context:
         self._has_seen |= self._is_only_asked
         return bool(self.why_cancelled)
 
-    def progress(self, fraction: float, note: str = "") -> None:
-        """Report progress from 0 to 1. Callable from any thread; kept in memory only."""
-        if isinstance(fraction, bool) or not isinstance(fraction, int | float):
-            raise UsageError(
-                f"progress must be a number from 0 to 1, not {type(fraction).__name__}"
-            )
-        if not 0 <= fraction <= 1:
-            raise UsageError(f"progress {fraction!r} is not between 0 and 1")
-        self.fraction, self.note = float(fraction), note
+    def progress(self, fraction: float | None = None, note: str = "") -> None:
+        """Report how far the run has come, and a status text. Callable from any thread.
+
+        It returns at once. The worker stores the last report, at most once a second; it is shown
+        (``Task.progress``, the command line, the dashboard) until the run ends.
+
+        Args:
+            fraction: from 0 to 1; None where nobody knows.
+            note: a status text; cut to 256 bytes.
+
+        Raises:
+            UsageError: the fraction is no such number, or the note no text.
+        """
+        self.fraction, _ = check_progress(fraction, note)
+        self.note = note
+        if self.on_progress is not None:
+            self.on_progress(self)
 
     def then(self, *tasks: NewTask) -> None:
         """Add follow-ups: enqueued in one atomic batch with the completion, or not at all.
 
         Args:
             tasks: from ``function.new(…)``, or ``lodeq.NewTask``; without dedup and shard keys.
-                They keep ``max_attempts``, priority and TTL of their function's policy; backoff
-                and retention are the defaults of ``Engine.queue``.
+                Those of a function keep its whole policy.
 
         Raises:
             UsageError: one is not such a task.
@@ -146,6 +172,71 @@ class Context:
         if len(self.follow_ups) + len(tasks) > FOLLOW_UPS_MAX:
             raise LimitError(f"more than {FOLLOW_UPS_MAX} follow-ups of one run")
         self.follow_ups.extend(tasks)
+
+    def parts(self, *, failed: bool = False) -> AsyncIterator[Part]:
+        """Go through all that this task has waited for, by number, with results: ``async for``.
+
+        Of a callback these are all members of its workflow, of a step of a chain the one before.
+
+        Args:
+            failed: only those that did not complete.
+
+        Raises:
+            TaskNotFoundError: it has waited for nothing.
+
+        Durability: what it shows is committed. Cancellation: changes nothing.
+        """
+        return self._engine.parts(self.task_id, failed=failed)
+
+    def parts_sync(self, *, failed: bool = False) -> Iterator[Part]:
+        """Go through the same in a plain function, which runs in a thread: ``for``.
+
+        Args:
+            failed: only those that did not complete.
+
+        Raises:
+            UsageError: the function runs on the loop; use ``parts``.
+
+        Otherwise as ``parts``, including Durability and Cancellation.
+        """
+        if not self.in_thread:
+            raise UsageError("parts_sync() is for plain functions; here: async for … in parts()")
+        return self._pages(failed)
+
+    def _pages(self, failed: bool) -> Iterator[Part]:
+        read, after = self._engine.parts_page, -1
+        while page := from_thread.run(
+            partial(read, self.task_id, after=after, limit=PARTS_MAX, failed=failed)
+        ):
+            yield from page
+            after = page[-1].number
+
+    async def workflow(
+        self,
+        callback: NewTask | None = None,
+        *,
+        key: str | bytes | None = None,
+        name: str = "",
+        on_failure: OnFailure = "run",
+    ) -> Workflow:
+        """Open a workflow that this task fills: as ``Engine.workflow``.
+
+        A run of the same task after this one, by whichever worker, fills the same workflow.
+
+        Args:
+            callback: the task that runs when all members have ended, from ``function.new(…)``.
+            key: the task's id by default: give one each if one task opens several.
+            name: shown to people; the function's by default.
+            on_failure: ``run``, ``wait`` or ``cancel``.
+
+        Durability and Cancellation: as ``Engine.workflow``.
+        """
+        return await self._engine.workflow(
+            callback,
+            key=bytes(self.task_id) if key is None else key,
+            name=name or self.name[:32],
+            on_failure=on_failure,
+        )
 
     # -- for the worker ----------------------------------------------------------------
 

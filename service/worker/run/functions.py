@@ -8,15 +8,21 @@ call fails where it is made.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from ....errors import LodeqError, UsageError
-from ....repository.model.values import Backoff, Duration, NewTask, OnConflict, Receipt
-from .limits import Rate
+from ....repository.model.arguments import check_retry, duration_s
+from ....repository.model.flows.workflows import OnFailure
+from ....repository.model.values import AnyId, Backoff, Duration, NewTask, OnConflict
+from ..typed.signature import TypedSignature
+from .batches import batches_of
+from .provided import names_from_setup
+from .receipt import JobReceipt, ResultHost
 
 if TYPE_CHECKING:
     from ....repository.api.queue import Queue
@@ -25,29 +31,49 @@ if TYPE_CHECKING:
 __all__ = [
     "NAME_HEADER",
     "TICK_HEADER",
+    "TIMEOUT_HEADER",
     "BoundTask",
     "FunctionHost",
     "Policy",
     "TaskFunction",
     "check_needs_nothing",
     "name_in",
+    "without_policy",
 ]
 
 NAME_HEADER = "lodeq.task"
 TICK_HEADER = "lodeq.tick"
+TIMEOUT_HEADER = "lodeq.timeout"  # seconds, of a task that departs from its function's
 NAME_BYTES_MAX = 256
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
-class FunctionHost(Protocol):
+class FunctionHost(ResultHost, Protocol):
     """The app, as far as its task functions use it to enqueue their calls."""
 
     carry: Callable[[Mapping[str, Any]], dict[str, Any]] | None
     """Adds headers to every task, a trace context for instance; None adds nothing."""
 
+    def face_of(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        labels: Mapping[str, str] | None,
+        *,
+        is_for_store: bool,
+    ) -> dict[str, Any]:
+        """Return the options of a call's task that people see it by; see ``App.face_of``."""
+
     def queue_of(self, function: TaskFunction[..., Any], tenant: str) -> Queue:
         """Return the queue of a function and tenant, with the function's policy."""
+
+    def sync_queue_of(self, function: TaskFunction[..., Any], tenant: str) -> Any:
+        """Return the same queue for threads: its calls block."""
+
+    def provided(self, function: TaskFunction[..., Any]) -> dict[str, Any]:
+        """Return what ``setup`` yielded, by the function's parameters that ask for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +81,7 @@ class Policy:
     """Options of ``App.task``, checked. docs/worker.md describes each."""
 
     max_attempts: int
-    retry: Backoff | None
+    retry: Backoff
     timeout_s: float | None
     priority: int
     ttl: Duration | None
@@ -63,8 +89,35 @@ class Policy:
     dead_retention: Duration
     lease: Duration | None
     concurrency: int | None
-    rate: Rate | None
+    queue_concurrency: int | None
+    rate: str | None
     max_inflight_per_tenant: int | None
+
+    def carried(self) -> dict[str, Any]:
+        """The fields of ``NewTask`` that say what a task's policy is."""
+        return {
+            "max_attempts": self.max_attempts,
+            "retry": self.retry,
+            "retention": self.retention,
+            "dead_retention": self.dead_retention,
+        }
+
+
+def without_policy(task: NewTask, policy: Policy) -> NewTask:
+    """The task for a queue that has this policy: what it carries of the same is left out.
+
+    A task without a policy of its own is enqueued the short way.
+    """
+    same: dict[str, Any] = {
+        name: None for name, value in policy.carried().items() if getattr(task, name) == value
+    }
+    return task._replace(**same)
+
+
+def _options(task: NewTask) -> dict[str, Any]:
+    """Return what of the task are options of ``Queue.enqueue``."""
+    left_out = ("payload", "queue", "tenant")
+    return {name: value for name, value in task._asdict().items() if name not in left_out}
 
 
 def name_in(headers: Mapping[str, Any]) -> str | None:
@@ -99,6 +152,22 @@ def _signature(function: Callable[..., Any], name: str) -> inspect.Signature:
     return signature
 
 
+def _unknown_argument(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
+    """Name the first argument that is no parameter, and the one that it looks like; or nothing.
+
+    Python names a missing one first, which is beside the point where one is misspelt.
+    """
+    parameters = signature.parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return ""
+    for name in kwargs:
+        if name not in parameters:
+            near = get_close_matches(name, [one for one in parameters if one not in kwargs], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            return f"got an unexpected argument {name!r}{hint}"
+    return ""
+
+
 def check_needs_nothing(function: Callable[..., Any]) -> None:
     """Raise ``UsageError`` if the function has required arguments: cron passes none."""
     signature = inspect.signature(function)
@@ -126,8 +195,18 @@ class TaskFunction(Generic[P, R]):
         self.policy = policy
         self.is_async = _is(inspect.iscoroutinefunction, function)
         self._signature = _signature(function, name)
+        self.from_setup = names_from_setup(self._signature)
+        self.typed = TypedSignature(function, name, self._signature, self.from_setup)
+        self.batches = batches_of(function)  # of ``App.batch``
         self._plain: BoundTask[P, R] = BoundTask(app, self, {}, None)
         update_wrapper(self, function, updated=())  # do not copy attributes set on the function
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The parameters that a task carries: without those that come from ``setup``."""
+        whole = self._signature
+        carried = [one for name, one in whole.parameters.items() if name not in self.from_setup]
+        return whole.replace(parameters=carried)
 
     def __repr__(self) -> str:
         return f"<TaskFunction {self.name!r} queue={self.queue!r}>"
@@ -151,10 +230,17 @@ class TaskFunction(Generic[P, R]):
         on_conflict: OnConflict = "return",
         headers: Mapping[str, Any] | None = None,
         max_attempts: int | None = None,
+        retry: Backoff | None = None,
+        timeout: Duration | None = None,
+        retention: Duration | None = None,
+        dead_retention: Duration | None = None,
         shard_key: str | bytes | None = None,
+        labels: Mapping[str, str] | None = None,
         durable: bool | None = None,
+        after: Sequence[AnyId] = (),
+        on_failure: OnFailure = "run",
     ) -> BoundTask[P, R]:
-        """Return the same function, bound to these options of ``Queue.enqueue``.
+        """Return the same function, bound to these options of ``Queue.enqueue`` and of ``task``.
 
         Args:
             tenant: whose tasks they are; empty for the default tenant.
@@ -169,9 +255,18 @@ class TaskFunction(Generic[P, R]):
                 DuplicateTaskError, or ``replace`` a holder that is not leased.
             headers: a mapping with str keys; ``lodeq.task`` is added.
             max_attempts: 1 to 65,535; None takes the function's.
+            retry: how long a failed task waits; None takes the function's.
+            timeout: seconds that one run of these tasks may take, at least 0.001, carried in the
+                header ``lodeq.timeout``; None takes what the function that runs says.
+            retention: seconds that the result is kept; None takes the function's.
+            dead_retention: seconds that a dead letter is kept; None takes the function's.
             shard_key: tasks of one key live on one shard; not with ``dedup_key``.
+            labels: str to str, to find the task by: at most 8 of 64 bytes as ``key=value``.
             durable: True waits for an fsync, with ``enqueue`` only: tasks made by ``new`` follow
                 the call that they are passed to.
+            after: ids of at most 255 tasks, which these wait for; not with ``delay``, ``run_at``.
+            on_failure: what follows when one of ``after`` did not complete: ``run``, ``wait`` or
+                ``cancel``.
         """
         given = {
             "tenant": tenant,
@@ -182,31 +277,83 @@ class TaskFunction(Generic[P, R]):
             "on_conflict": on_conflict,
             "headers": headers,
             "shard_key": shard_key,
+            "labels": labels,
             "priority": priority,
             "ttl": ttl,
             "max_attempts": max_attempts,
+            "retry": None if retry is None else check_retry(retry),
+            "retention": retention,
+            "dead_retention": dead_retention,
+            "after": after or None,
+            "on_failure": None if on_failure == "run" else on_failure,
         }
+        if timeout is not None:
+            timeout_s = duration_s(timeout, "timeout", least=0.001)
+            given["headers"] = {**(headers or {}), TIMEOUT_HEADER: timeout_s}
         options = {k: v for k, v in given.items() if v is not None}
         return BoundTask(self._app, self, options, durable)
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+    @overload
+    async def enqueue(
+        self: TaskFunction[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> JobReceipt[T]: ...
+
+    @overload
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobReceipt[R]: ...
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Enqueue a call of the function with these arguments.
 
         Raises:
-            UsageError: the arguments do not match the signature, or the app has no open store;
-                nothing was written.
+            UsageError: the arguments do not match the signature and its annotations, or the app
+                has no open store; nothing was written.
 
         Otherwise as ``Queue.enqueue``, including Durability and Cancellation.
         """
         return await self._plain.enqueue(*args, **kwargs)
 
+    @overload
+    def enqueue_sync(
+        self: TaskFunction[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> JobReceipt[T]: ...
+
+    @overload
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobReceipt[R]: ...
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Enqueue a call from a thread without an event loop, which it blocks.
+
+        In threads beside the loop of ``async with app:``; inside ``with app:``; and, where the
+        app's store is an address, anywhere: the first call connects.
+
+        Raises:
+            UsageError: as ``enqueue``; or an event loop runs in this thread.
+
+        Otherwise as ``enqueue``, including Durability. Cancellation: interrupted, it may happen.
+        """
+        return self._plain.enqueue_sync(*args, **kwargs)
+
     def new(self, *args: P.args, **kwargs: P.kwargs) -> NewTask:
         """Make a task for ``enqueue_many`` or ``Context.then``, without writing anything."""
         return self._plain.new(*args, **kwargs)
 
+    @overload
+    async def enqueue_many(
+        self: TaskFunction[P, Coroutine[Any, Any, T]],
+        tasks: Iterable[NewTask],
+        *,
+        durable: bool | None = None,
+        atomic: bool = False,
+    ) -> list[JobReceipt[T]]: ...
+
+    @overload
     async def enqueue_many(
         self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
-    ) -> list[Receipt]:
+    ) -> list[JobReceipt[R]]: ...
+
+    async def enqueue_many(
+        self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
+    ) -> Any:
         """Enqueue many calls, made by ``new``; return receipts in the same order.
 
         Args:
@@ -220,7 +367,9 @@ class TaskFunction(Generic[P, R]):
         tenants: dict[str, list[int]] = {}
         for i, task in enumerate(given):
             if not isinstance(task, NewTask) or name_in(task.headers or {}) != self.name:
-                raise UsageError(f"enqueue_many takes what {self.name}.new() returns")
+                error = UsageError(f"enqueue_many takes what {self.name}.new() returns")
+                error.at(i)
+                raise error
             tenants.setdefault(task.tenant or "", []).append(i)
         if atomic and len(tenants) > 1:
             raise UsageError("atomic=True takes tasks of one tenant")
@@ -228,35 +377,42 @@ class TaskFunction(Generic[P, R]):
         try:
             for tenant, positions in tenants.items():
                 queue = self._app.queue_of(self, tenant)
-                # Without queue and tenant of their own they get the policy of this queue.
-                part = [given[i]._replace(queue=None, tenant=None) for i in positions]
+                # The queue has the function's policy: what they carry beyond that is kept.
+                part = [
+                    without_policy(given[i], self.policy)._replace(queue=None, tenant=None)
+                    for i in positions
+                ]
                 done = await queue.enqueue_many(part, durable=durable, atomic=atomic)
                 for i, receipt in zip(positions, done, strict=True):
                     receipts[i] = receipt
         except LodeqError as error:
+            if isinstance(error, UsageError) and error.index is not None:
+                error.at(positions[error.index])
             for i, receipt in zip(positions, error.receipts, strict=False):
                 receipts[i] = receipt
             error.receipts = receipts
             raise
-        return receipts
+        return [JobReceipt.of(receipt, self._app, self.typed) for receipt in receipts]
 
     def headers_with(self, more: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return these headers with the one that names the function."""
         return {**(more or {}), NAME_HEADER: self.name}
 
     def payload(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments by name: the payload of a task."""
+        """Return the arguments by name, as they are stored: the payload of a task."""
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise UsageError(f"{self.name}{self._signature}: {error}") from error
+            why = _unknown_argument(self._signature, kwargs) or error
+            raise UsageError(f"{self.name}{self._signature}: {why}") from error
+        self._check_stored(bound.arguments)
         values: dict[str, Any] = {}
         for name, value in bound.arguments.items():
             if self._signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
                 values.update(value)
             else:
                 values[name] = value
-        return values
+        return self.typed.encode(values)
 
     # -- run ---------------------------------------------------------------------------
 
@@ -264,7 +420,7 @@ class TaskFunction(Generic[P, R]):
         """Read the call's arguments from a task's payload.
 
         Raises:
-            UsageError: they do not match the signature.
+            UsageError: they do not match the signature and its annotations.
         """
         payload = lease.payload
         args: tuple[Any, ...] = ()
@@ -276,10 +432,19 @@ class TaskFunction(Generic[P, R]):
         else:
             args = (payload,)
         try:
-            self._signature.bind(*args, **kwargs)
+            bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise UsageError(f"{self.name}{self._signature}: {error}") from error
-        return args, kwargs
+            why = _unknown_argument(self._signature, kwargs) or error
+            raise UsageError(f"{self.name}{self._signature}: {why}") from error
+        self._check_stored(bound.arguments)
+        values = self.typed.decode(kwargs if not args else bound.arguments)
+        return (), values | self._app.provided(self) if self.from_setup else values
+
+    def _check_stored(self, arguments: Mapping[str, Any]) -> None:
+        """Raise ``UsageError`` if a task carries what comes from ``setup``."""
+        if not self.from_setup.isdisjoint(arguments):
+            name = min(self.from_setup.intersection(arguments))
+            raise UsageError(f"{self.name}(): {name} comes from App(setup=…), not with the task")
 
 
 class BoundTask(Generic[P, R]):
@@ -299,24 +464,58 @@ class BoundTask(Generic[P, R]):
         self._durable = durable
         self._headers = function.headers_with(options.get("headers"))
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+    @overload
+    async def enqueue(
+        self: BoundTask[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> JobReceipt[T]: ...
+
+    @overload
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobReceipt[R]: ...
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """See ``TaskFunction.enqueue``, also for Durability and Cancellation."""
-        task = self.new(*args, **kwargs)
+        task = self._alone(args, kwargs)
         queue = self._app.queue_of(self._function, self._tenant)
-        options = task._asdict()
-        del options["payload"], options["queue"], options["tenant"]
-        return await queue.enqueue(task.payload, **options, durable=self._durable)
+        receipt = await queue.enqueue(task.payload, **_options(task), durable=self._durable)
+        return JobReceipt.of(receipt, self._app, self._function.typed)
+
+    @overload
+    def enqueue_sync(
+        self: BoundTask[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> JobReceipt[T]: ...
+
+    @overload
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobReceipt[R]: ...
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """See ``TaskFunction.enqueue_sync``, also for Durability and Cancellation."""
+        task = self._alone(args, kwargs)
+        queue = self._app.sync_queue_of(self._function, self._tenant)
+        receipt = queue.enqueue(task.payload, **_options(task), durable=self._durable)
+        return JobReceipt.of(receipt, self._app, self._function.typed)
+
+    def _alone(self, args: Any, kwargs: Any) -> NewTask:
+        """Return the task for its function's own queue object, which has the rest of the policy."""
+        task = without_policy(self._task(args, kwargs, is_for_store=True), self._function.policy)
+        return task._replace(queue=None, tenant=None)
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> NewTask:
         """See ``TaskFunction.new``."""
+        return self._task(args, kwargs, is_for_store=False)
+
+    def _task(self, args: Any, kwargs: Any, *, is_for_store: bool) -> NewTask:
+        """Return a task; ``is_for_store``: it goes into the app's own store, and no other."""
         function = self._function
         policy, carry = function.policy, self._app.carry
         options = {
             "priority": policy.priority,
             "ttl": policy.ttl,
-            "max_attempts": policy.max_attempts,
+            **policy.carried(),
             **self._options,
             "tenant": self._tenant,
             "headers": self._headers if carry is None else carry(self._headers),
         }
-        return NewTask(function.payload(args, kwargs), queue=function.queue, **options)
+        arguments = function.payload(args, kwargs)
+        labels = options.pop("labels", None)
+        options |= self._app.face_of(function.name, arguments, labels, is_for_store=is_for_store)
+        return NewTask(arguments, queue=function.queue, **options)

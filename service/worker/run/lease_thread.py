@@ -58,6 +58,8 @@ class ThreadKeepalive:
         self._last_mono = self._clock.mono()
         self._is_closed = False
         self._thread: Thread | None = None
+        self._asked_mono: float | None = None  # when the loop was asked whether it runs
+        self._is_held_logged = False
 
     def hold(self, leases: Iterable[Lease]) -> None:
         """Send heartbeats for these leases from now on."""
@@ -86,6 +88,7 @@ class ThreadKeepalive:
     def _run(self) -> None:
         pause_s: float | None = None
         while (held := self._next(pause_s)) is not None:
+            self._watch_loop(min(lease.lease_s for lease in held))
             try:
                 for start in range(0, len(held), BATCH):
                     self._heartbeat(held[start : start + BATCH])
@@ -102,6 +105,28 @@ class ThreadKeepalive:
             except Exception:  # whatever it was: all leases depend on this thread
                 log.exception("heartbeats failed", extra={"event": "heartbeats_failed"})
                 pause_s = RETRY_S
+
+    def _watch_loop(self, shortest_s: float) -> None:
+        """Log, once, that the worker's loop has not run for longer than a lease."""
+        now, asked_mono = self._clock.mono(), self._asked_mono
+        if asked_mono is None:
+            self._asked_mono, self._is_held_logged = now, False
+            try:
+                self._spawner.call_soon_threadsafe(self._loop_runs)
+            except RuntimeError:
+                pass  # it is closed
+        elif now - asked_mono >= shortest_s and not self._is_held_logged:
+            self._is_held_logged = True
+            log.warning(
+                "the event loop has been held for %.1f s, longer than a lease of %g s: a function "
+                "that computes or blocks belongs in a thread ('def' instead of 'async def')",
+                now - asked_mono,
+                shortest_s,
+                extra={"event": "loop_late", "seconds": now - asked_mono},
+            )
+
+    def _loop_runs(self) -> None:
+        self._asked_mono = None
 
     def _next(self, pause_s: float | None) -> list[Lease] | None:
         """Wait until heartbeats are due, and return the leases; None once closed."""

@@ -1,93 +1,119 @@
-"""Limits of one queue in one worker process: runs at once, starts in a period, runs of a tenant.
+"""Limits of one worker process: runs at once of a function, of a queue, of a tenant, of all.
 
-Nothing here waits: the claimer asks how many runs may start now, and when more may start.
+What holds across processes (a rate, the leases of a queue) is set in the store and enforced there:
+``settings``. Here a claimer asks how many tasks it may claim now, and a run waits for its slots.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter, deque
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from ....errors import UsageError
+import anyio
 
-__all__ = ["CLAIM_MAX", "Gate", "Rate"]
+from ....engine.runtime.clock import TimerHandle
+
+__all__ = ["CLAIM_MAX", "SLOT_WAIT_S", "Gate", "RunSlots"]
 
 CLAIM_MAX: Final = 256  # tasks a claim takes; more would only wait in this process
-STARTS_MAX: Final = 100_000  # starts that a rate remembers
-_PERIODS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_RATE: Final = re.compile(r"(\d{1,6})\s*/\s*(\d{0,5})\s*([smhd])")
+SLOT_WAIT_S: Final = 1.0  # for a slot of the process; then another process may run the task
 
 
-class Rate:
-    """At most ``n`` starts in any window of ``period_s``: exact, not on average.
+class RunSlots:
+    """Runs at once in this process: of all functions, and of each that has a limit of its own.
 
-    A token bucket would let twice as many through around the moment when it is full.
+    Tasks are claimed for a queue, before it is known which function they are for, and several
+    queues are claimed from at once. So a task may be here while its function, or the process, is at
+    its limit: it waits for a slot under its lease, which is kept alive. For one of the process it
+    waits ``SLOT_WAIT_S`` at most and is given back: a process beside it may have nothing to do.
+
+    Args:
+        total: runs at once in this process.
+        caps: runs at once of a function, by its queue and name.
     """
 
-    def __init__(self, text: str) -> None:
-        found = _RATE.fullmatch(text) if isinstance(text, str) else None
-        count = int(found[1]) if found else 0
-        length = int(found[2] or 1) if found else 0
-        if found is None or not 1 <= count <= STARTS_MAX or not length:
-            raise UsageError(
-                f"expected a rate such as '100/m' or '3/10s' (1 to 100,000 starts; s, m, h or d, "
-                f"with a number before it if needed), got {text!r}"
-            )
-        self.text = text
-        self.n = count
-        self.period_s = length * _PERIODS_S[found[3]]
-        self._starts: deque[float] = deque()
+    def __init__(self, total: int, caps: Mapping[tuple[str, str], int]) -> None:
+        self._total = total
+        self._all = anyio.Semaphore(total, fast_acquire=True)
+        self._own = {key: anyio.Semaphore(n, fast_acquire=True) for key, n in caps.items()}
+        self._taken = 0  # tasks that are here, those that wait included
 
-    def fresh(self) -> Rate:
-        """Return the same rate with no starts counted."""
-        return Rate(self.text)
+    @property
+    def free(self) -> int:
+        """How many more tasks this process can run now."""
+        return max(0, self._total - self._taken)
 
-    def free(self, now_mono: float) -> int:
-        """Return how many runs may start now."""
-        starts = self._starts
-        while starts and starts[0] <= now_mono - self.period_s:
-            starts.popleft()
-        return self.n - len(starts)
+    def enter(self) -> None:
+        """Count a task that was claimed."""
+        self._taken += 1
 
-    def start(self, now_mono: float) -> None:
-        """Count a start."""
-        self._starts.append(now_mono)
+    def leave(self) -> bool:
+        """Count a task that is over; returns whether there was no slot before."""
+        self._taken -= 1
+        return self._taken >= self._total - 1
 
-    def next_at(self) -> float:
-        """Return when the next run may start; call it only if none may start now."""
-        return self._starts[0] + self.period_s
+    async def acquire(
+        self,
+        queue: str,
+        name: str,
+        held: list[anyio.Semaphore],
+        call_later: Callable[[float, Callable[[], None]], TimerHandle],
+    ) -> bool:
+        """Wait for the slots of a run: first that of its function, so that others go past it.
+
+        Args:
+            queue: of the function.
+            name: of the function.
+            held: gets what the run has to release, also if it is cancelled meanwhile.
+            call_later: sets a timer, in seconds.
+
+        Returns: whether it has them. False: the process has no slot.
+        """
+        own = self._own.get((queue, name))
+        if own is not None:
+            try:
+                own.acquire_nowait()
+            except anyio.WouldBlock:
+                await own.acquire()
+            held.append(own)
+        try:
+            self._all.acquire_nowait()
+        except anyio.WouldBlock:
+            with anyio.CancelScope() as scope:
+                timer = call_later(SLOT_WAIT_S, scope.cancel)
+                try:
+                    await self._all.acquire()
+                finally:
+                    timer.cancel()
+            if scope.cancelled_caught:
+                return False
+        held.append(self._all)
+        return True
 
 
 class Gate:
-    """The limits of one queue, and the runs counted against them.
+    """The limits of one queue in this process, and the runs counted against them.
 
     Args:
-        concurrency: runs at once.
-        rate: starts in a period; None for no limit.
+        concurrency: tasks that are here at once.
         per_tenant: runs at once of one tenant; None for no limit.
+        slots: those of the process.
     """
 
-    def __init__(self, concurrency: int, rate: Rate | None, per_tenant: int | None) -> None:
+    def __init__(self, concurrency: int, per_tenant: int | None, slots: RunSlots) -> None:
         self._concurrency = concurrency
-        self._rate = rate
         self._per_tenant = per_tenant
+        self._slots = slots
         self._running = 0
         self._tenants: Counter[str] = Counter()
 
-    def free(self, now_mono: float) -> int:
-        """Return how many tasks may be claimed now."""
-        free = min(self._concurrency - self._running, CLAIM_MAX)
-        if self._rate is not None:
-            free = min(free, self._rate.free(now_mono))
+    @property
+    def free(self) -> int:
+        """How many tasks may be claimed now."""
+        free = min(self._concurrency - self._running, self._slots.free, CLAIM_MAX)
         # One after another: a claim of several may take them all from one tenant.
         return min(free, 1) if self._per_tenant is not None else free
-
-    def next_at(self, now_mono: float) -> float:
-        """Return when time alone lets a run start; infinity if another must end first."""
-        if self._rate is None or self._concurrency <= self._running:
-            return float("inf")
-        return self._rate.next_at() if self._rate.free(now_mono) <= 0 else now_mono
 
     @property
     def full_tenants(self) -> frozenset[str]:
@@ -97,16 +123,16 @@ class Gate:
             return frozenset()
         return frozenset(tenant for tenant, n in self._tenants.items() if n >= most)
 
-    def enter(self, tenant: str, now_mono: float) -> None:
-        """Count a run that starts."""
+    def enter(self, tenant: str) -> None:
+        """Count a task that was claimed."""
         self._running += 1
         self._tenants[tenant] += 1
-        if self._rate is not None:
-            self._rate.start(now_mono)
+        self._slots.enter()
 
-    def leave(self, tenant: str) -> None:
-        """Count a run that has ended."""
+    def leave(self, tenant: str) -> bool:
+        """Count a run that has ended; returns whether the process had no slot before."""
         self._running -= 1
         self._tenants[tenant] -= 1
         if self._tenants[tenant] <= 0:
             del self._tenants[tenant]
+        return self._slots.leave()

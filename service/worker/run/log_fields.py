@@ -12,10 +12,14 @@ __all__ = ["fields"]
 
 
 def fields(event: str, run: Context | Lease) -> dict[str, Any]:
-    """Return the ``extra`` of a log record about a run."""
+    """Return the ``extra`` of a log record about a run, with the face of its task."""
+    lease: Any = getattr(run, "lease", run)
     return {
         "event": event,
         "task_id": str(run.task_id),
         "queue": run.queue,
         "attempt": run.attempt,
+        "function": getattr(run, "name", "") or lease.function,
+        "preview": lease.preview,
+        "labels": dict(lease.labels),
     }

@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
     """The end of a run; ``kind`` names it.
 
     It is one of ``completed``, ``snoozed``, ``failed``, ``dead``, ``cancelled``, ``released`` and
-    ``lost``.
+    ``lost``. A run that fails with its last attempt is ``failed``, too.
     """
 
     kind: str
@@ -57,6 +57,8 @@ async def end_lease(backend: WorkerBackend, context: Context, outcome: Outcome) 
     try:
         await _retry(backend, context, lambda: _end(context, outcome))
     except LeaseLostError:
+        if context.is_left:
+            return LOST
         log.warning(
             "task %s (%r): the lease was lost before it could be ended as %s",
             context.task_id,
@@ -76,7 +78,7 @@ async def end_lease(backend: WorkerBackend, context: Context, outcome: Outcome) 
             extra=fields("outcome_not_stored", context),
         )
         return LOST
-    except (KeyboardInterrupt, anyio.get_cancelled_exc_class()):
+    except anyio.get_cancelled_exc_class():
         raise
     except BaseException as error:  # noqa: BLE001 - a codec may raise anything
         return await _bury(backend, context, error)
@@ -85,7 +87,10 @@ async def end_lease(backend: WorkerBackend, context: Context, outcome: Outcome) 
 
 async def _bury(backend: WorkerBackend, context: Context, error: BaseException) -> Outcome:
     """Bury a task whose result or follow-ups cannot be stored: another run would give the same."""
-    lease, reason = context.lease, f"it ran, but its result could not be stored: {error!r}"
+    lease, why = context.lease, repr(error)
+    if context.redaction is not None:
+        why = context.redaction(why)
+    reason = f"it ran, but its result could not be stored: {why}"
     log.error(
         "task %s (%r): %s",
         context.task_id,

@@ -1,8 +1,11 @@
 """One run of one task: find the function, call it, and end the lease as the outcome says.
 
 A run never raises what its function raised: whatever that was, it ends this task and nothing else.
-(Only Ctrl-C in the loop's own thread goes to the host.) If the store refuses the end of a lease,
-that is logged, and the lease expires.
+If the store refuses the end of a lease, that is logged, and the lease expires.
+
+``KeyboardInterrupt`` is a failure as well: the attempt counts, so that a task that raises it ends
+as a dead letter, however many workers it meets. In a thread, and where the app itself receives the
+signals, it cannot be Ctrl-C. Elsewhere it may be, so it goes on to the host when the lease is over.
 """
 
 from __future__ import annotations
@@ -20,14 +23,18 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from ....errors import UsageError
+from .batches import Batches
 from .context import Context, running_in
 from .control import Bury, Cancel, Control, Retry, Snooze
-from .functions import TaskFunction, name_in
+from .functions import TIMEOUT_HEADER, TaskFunction, name_in
 from .log_fields import fields
 from .run_end import LOST, RELEASED, Outcome, end_lease
+from .shown_traceback import shown_traceback
 from .threads import Threads
 
 if TYPE_CHECKING:
+    from ....engine.runtime.clock import TimerHandle
+    from ....repository.model.redaction import Redaction
     from ....repository.tasks.lease import Lease
     from .backend import WorkerBackend
 
@@ -39,10 +46,12 @@ __all__ = [
     "is_cancelled_from_outside",
     "outcome_of",
     "run_lease",
+    "timeout_of",
 ]
 
 CallNext = Callable[[], Awaitable[Any]]
 Middleware = Callable[[Context, CallNext], Awaitable[Any]]
+TIMEOUT_S_MIN: Final = 0.001
 FRAMES: Final = 3  # innermost frames of a traceback that a reason shows
 _OURS: Final = {
     __file__,
@@ -70,6 +79,8 @@ class Handlers:
         middleware: the first is outermost.
         threads: plain functions that run at once.
         format_error: makes the reason of a failure from an exception.
+        owns_signals: the app receives SIGINT: no ``KeyboardInterrupt`` is Ctrl-C.
+        redaction: of reasons; None leaves them as they are.
     """
 
     def __init__(
@@ -78,11 +89,16 @@ class Handlers:
         middleware: Sequence[Middleware],
         threads: int,
         format_error: Callable[[BaseException], str],
+        *,
+        redaction: Redaction | None = None,
+        owns_signals: bool = False,
     ) -> None:
+        self.redaction = redaction
         self._functions = functions
         self._middleware = middleware
         self.threads = Threads(threads)
         self.format_error = format_error
+        self.owns_signals = owns_signals
 
     @property
     def busy_threads(self) -> int:
@@ -108,6 +124,11 @@ class Handlers:
         if name not in here:
             raise UsageError(f"this worker has no function {name!r} in queue {lease.queue!r}")
         return here[name], True
+
+    def batches_of(self, queue: str) -> Batches | None:
+        """Return the batches of a queue whose function takes several tasks in a call."""
+        found = [one.batches for one in self._functions[queue].values()]
+        return found[0] if found else None
 
     async def call(self, context: Context, call: Callable[[], Any]) -> Any:
         """Call the function inside the middleware."""
@@ -171,6 +192,9 @@ async def run_lease(
         outcome, cancelled = RELEASED, error
     if cancelled is None and _cancellations() > before and not is_outside():
         await _forget_cancellations(before)
+    if handlers.redaction is not None:
+        context.redaction = handlers.redaction
+        outcome = outcome._replace(reason=handlers.redaction(outcome.reason))
     if outcome.error is not None:
         log.warning(
             "task %s (%r, attempt %d) failed: %s",
@@ -179,14 +203,22 @@ async def run_lease(
             context.attempt,
             outcome.reason.partition("\n")[0],
             extra=fields("run_failed", context),
-            exc_info=None if isinstance(outcome.error, Control) else outcome.error,
+            exc_info=shown_traceback(outcome.error),
         )
     # A cancellation must not leave a lease open. Ending it takes little time, or is cut short.
     with anyio.CancelScope(shield=True):
         outcome = await end_lease(backend, context, outcome)
     if cancelled is not None:
         raise cancelled
+    if _may_be_ctrl_c(handlers, context, outcome.error):
+        raise KeyboardInterrupt from outcome.error
     return outcome
+
+
+def _may_be_ctrl_c(handlers: Handlers, context: Context, error: BaseException | None) -> bool:
+    if not isinstance(error, KeyboardInterrupt) or handlers.owns_signals:
+        return False
+    return context.permit is None or context.permit.raised is not error
 
 
 async def _forget_cancellations(before: int) -> None:
@@ -204,24 +236,35 @@ async def _attempt(
     try:
         function, is_named = handlers.find(context.lease)
         args, kwargs = function.arguments(context.lease, is_named)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # noqa: BLE001 - a codec may raise anything
         return Outcome("failed", reason=str(error), error=error)
     context.name = function.name
     clock, timer = backend.clock, None
+
+    def later(delay_s: float, call: Callable[[], None]) -> TimerHandle:
+        return clock.call_at(backend.spawner, clock.mono() + delay_s, call)
+
     with anyio.CancelScope() as scope:
         context.set_cancel(scope.cancel)
         try:
+            if context.slots is not None and function.batches is None:
+                key, held = (function.queue, function.name), context.held_slots
+                if not await context.slots.acquire(*key, held, later):
+                    return RELEASED
             if not function.is_async:
                 context.permit = await handlers.threads.acquire(context, backend.spawner)
-            if function.policy.timeout_s is not None:
-                until = clock.mono() + function.policy.timeout_s
-                timer = clock.call_at(backend.spawner, until, lambda: context.stop("timeout"))
+            timeout_s = context.timeout_s = timeout_of(context, function)
+            if timeout_s is not None:
+                timer = later(timeout_s, lambda: context.stop("timeout"))
             with running_in(context):
                 call = partial(function.function, *args, **kwargs)
                 value = await handlers.call(context, call)
-                return RELEASED if value is None and context.gave_up else outcome_of(value)
+                if value is None and context.gave_up:
+                    return RELEASED
+                outcome = outcome_of(value)
+                if outcome.kind == "completed":
+                    return Outcome("completed", function.typed.encode_result(value))
+                return outcome
         except Control as control:
             return outcome_of(control)
         except anyio.get_cancelled_exc_class() as error:
@@ -244,6 +287,14 @@ async def _attempt(
     return _stopped(context, function)
 
 
+def timeout_of(context: Context, function: TaskFunction[Any, Any]) -> float | None:
+    """Seconds that the run may take: those the task carries, else the function's; or None."""
+    own = context.headers.get(TIMEOUT_HEADER)
+    if isinstance(own, int | float) and not isinstance(own, bool) and own >= TIMEOUT_S_MIN:
+        return float(own)
+    return function.policy.timeout_s
+
+
 def _is_only_cancelled(error: BaseException) -> bool:
     if not isinstance(error, BaseExceptionGroup):
         return False
@@ -251,7 +302,7 @@ def _is_only_cancelled(error: BaseException) -> bool:
 
 
 def _is_the_functions(error: BaseException, context: Context) -> bool:
-    """Return whether the function raised it, rather than Ctrl-C or the end of the loop."""
+    """Return whether the function raised it, rather than the end of the loop."""
     if context.permit is not None and error is context.permit.raised:
         return True
     if isinstance(error, GeneratorExit):
@@ -259,14 +310,12 @@ def _is_the_functions(error: BaseException, context: Context) -> bool:
             anyio.get_current_task()
         except Exception:  # noqa: BLE001 - no task runs: the coroutine is being closed
             return False
-    return not isinstance(error, KeyboardInterrupt)
+    return True
 
 
 def _text(handlers: Handlers, error: BaseException) -> str:
     try:
         return str(handlers.format_error(error))
-    except KeyboardInterrupt:
-        raise
     except BaseException:
         log.exception(
             "format_error failed; the reason is only the type of the exception",
@@ -277,6 +326,6 @@ def _text(handlers: Handlers, error: BaseException) -> str:
 
 def _stopped(context: Context, function: TaskFunction[Any, Any]) -> Outcome:
     if context.why_cancelled == "timeout":
-        reason = f"timed out after {function.policy.timeout_s:g} s"
+        reason = f"timed out after {context.timeout_s:g} s"
         return Outcome("failed", reason=reason, error=TimeoutError(reason))
     return LOST if context.why_cancelled == "lost" else RELEASED

@@ -1,0 +1,1 @@
+"""A node of a cluster as a service: its replication layer, checkpoints, and routes."""

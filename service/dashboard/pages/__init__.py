@@ -1,0 +1,1 @@
+"""The pages: what each shows, and the actions that its forms ask for."""

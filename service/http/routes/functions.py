@@ -1,0 +1,90 @@
+"""Published functions, calls of them by name, and the workers that run them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec import UNSET
+from starlette.responses import Response
+
+from ....client.documents.records import receipt_doc
+from ....errors import UsageError
+from ....repository.model.calls.functions import function_doc, function_of
+from ....repository.model.workers import report_of_worker, worker_doc
+from .. import schemas
+from ..document_reader import at_most
+from ..operations import operation
+from ..request_context import RequestContext
+
+__all__ = ["beat", "enqueue_function", "forget_function", "functions", "publish", "workers"]
+
+_OBJECTS: Final = schemas.list_of(dict[str, Any])
+
+
+@operation("GET /functions", {"functions": _OBJECTS, "next": str | None})
+async def functions(context: RequestContext, query: schemas.FunctionsQuery) -> Response:
+    """List a page of the functions that workers have published."""
+    after = None
+    if query.after is not UNSET:
+        queue, slash, name = query.after.partition("/")
+        if not slash:
+            raise UsageError("after is the 'next' of the page before: a queue, '/', a function")
+        after = queue, name
+    found = await context.server.view.functions(
+        None if query.queue is UNSET else query.queue, query.limit + 1, after
+    )
+    has_more = len(found) > query.limit
+    del found[query.limit :]
+    rest = {"next": f"{found[-1].queue}/{found[-1].name}" if has_more else None}
+    return await context.answer_list("functions", (function_doc(one) for one in found), rest)
+
+
+@operation("POST /functions/publish", {"written": schemas.Count})
+async def publish(context: RequestContext, document: schemas.PublishFunctions) -> Response:
+    """Publish functions: what a worker does at its start."""
+    at_most(document.functions, "functions", schemas.FUNCTIONS_PAGE_MAX)
+    given = [function_of(doc) for doc in document.functions]
+    return context.answer({"written": await context.server.engine.publish_functions(given)})
+
+
+@operation("POST /functions/forget", {"forgotten": bool})
+async def forget_function(context: RequestContext, document: schemas.NamedFunction) -> Response:
+    """Forget a published function."""
+    engine = context.server.engine
+    is_gone = await engine.forget_function(document.queue, document.function)
+    return context.answer({"forgotten": is_gone})
+
+
+@operation("POST /functions/enqueue", by_status={201: schemas.Receipt, 200: schemas.Receipt})
+async def enqueue_function(context: RequestContext, document: schemas.CallFunction) -> Response:
+    """Enqueue a call of a published function, with its policy."""
+    receipt = await context.server.engine.enqueue_function(
+        document.queue,
+        document.function,
+        document.arguments,
+        tenant=document.tenant,
+        priority=document.priority,
+        delay=document.delay,
+        ttl=document.ttl,
+        dedup_key=document.dedup_key,
+        headers=document.headers,
+        max_attempts=document.max_attempts,
+        labels=document.labels,
+        preview=document.preview,
+        durable=document.durable,
+    )
+    return context.answer(receipt_doc(context.out, receipt), 200 if receipt.duplicate else 201)
+
+
+@operation("GET /workers", {"workers": _OBJECTS})
+async def workers(context: RequestContext) -> Response:
+    """List the live workers."""
+    found = await context.server.engine.workers()
+    return await context.answer_list("workers", (worker_doc(one) for one in found), {})
+
+
+@operation("POST /workers/beat")
+async def beat(context: RequestContext, document: schemas.WorkerBeat) -> Response:
+    """Report a worker: what it does every few seconds."""
+    await context.server.engine.beat(report_of_worker(document.report))
+    return context.answer({})

@@ -1,0 +1,185 @@
+"""Batches: one call of a function for several tasks, each with a lease and an end of its own.
+
+Every task is a run like any other, whose function hands its item in and waits. So leases, timeouts,
+middleware and the stop of a worker are those of single runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, get_args, get_origin
+
+import anyio
+from anyio.to_thread import run_sync
+
+from ....errors import UsageError
+from ..typed.resolve import caller_names, globals_of, resolved
+from .provided import FROM_SETUP
+
+if TYPE_CHECKING:
+    from ....engine.runtime.event_loop import TaskHandle
+    from .backend import WorkerBackend
+
+__all__ = ["BatchHost", "Batches", "batches_of", "one_of"]
+
+
+class BatchHost(Protocol):
+    """The app, as far as its batches use it."""
+
+    def backend(self) -> WorkerBackend:
+        """Return the open store with its clock."""
+
+
+class _Batch:
+    """Items of one call, and what became of each."""
+
+    def __init__(self) -> None:
+        self.items: dict[int, Any] = {}  # of runs that still wait, in the order they came
+        self.ends: dict[int, Any] = {}
+        self.error: BaseException | None = None
+        self.full = anyio.Event()
+        self.over = anyio.Event()
+        self.count = 0
+        self.task: TaskHandle | None = None
+
+
+class Batches:
+    """Collects the items of a queue into calls.
+
+    Args:
+        host: the app.
+        function: called with a list of items.
+        size: items of one call at most.
+        wait_s: seconds that the first item waits for more.
+    """
+
+    def __init__(
+        self, host: BatchHost, function: Callable[..., Any], size: int, wait_s: float
+    ) -> None:
+        self._host = host
+        self._function = function
+        self.size = size
+        self._size_now = size
+        self._wait_s = wait_s
+        self._open: _Batch | None = None
+
+    @contextmanager
+    def exactly(self, count: int) -> Iterator[None]:
+        """Call the function once so many items have come, and wait for no more. For tests."""
+        self._size_now = count
+        try:
+            yield
+        finally:
+            self._size_now = self.size
+
+    async def call(self, item: Any, given: dict[str, Any]) -> Any:
+        """Hand one item in; return what the function returned for it, or raise that.
+
+        Args:
+            item: of this run.
+            given: what the function gets from ``setup``.
+        """
+        batch = self._open
+        if batch is None:
+            batch = self._open = _Batch()
+            spawn = self._host.backend().spawner.spawn
+            started = batch
+            batch.task = spawn(lambda: self._run(started, given), "lodeq-batch")
+        number = batch.count
+        batch.count += 1
+        batch.items[number] = item
+        if batch.count >= self._size_now:
+            self._open = None
+            batch.full.set()
+        try:
+            await batch.over.wait()
+        except BaseException:
+            batch.items.pop(number, None)
+            if not batch.items and batch.task is not None:
+                batch.task.cancel()  # nobody waits for it any more
+                if self._open is batch:
+                    self._open = None
+            raise
+        if batch.error is not None:
+            raise batch.error
+        end = batch.ends[number]
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    async def _run(self, batch: _Batch, given: dict[str, Any]) -> None:
+        try:
+            backend = self._host.backend()
+            await backend.wait(batch.full, backend.clock.mono() + self._wait_s)
+            if self._open is batch:
+                self._open = None
+            items = dict(batch.items)
+            if items:
+                ends = await self._ends(list(items.values()), given)
+                batch.ends = dict(zip(items, ends, strict=True))
+        except (KeyboardInterrupt, anyio.get_cancelled_exc_class()):
+            batch.error = UsageError("the batch was cancelled")
+            raise
+        except BaseException as error:  # noqa: BLE001 - each of its tasks ends with it
+            batch.error = error
+        finally:
+            batch.over.set()
+
+    async def _ends(self, items: list[Any], given: dict[str, Any]) -> Sequence[Any]:
+        if inspect.iscoroutinefunction(self._function):
+            value = await self._function(items, **given)
+        else:
+            value = await run_sync(lambda: self._function(items, **given), abandon_on_cancel=True)
+            if inspect.isawaitable(value):
+                value = await value
+        if value is None:
+            return [None] * len(items)
+        if not isinstance(value, list | tuple) or len(value) != len(items):
+            got = (
+                f"{len(value)} of them" if isinstance(value, list | tuple) else type(value).__name__
+            )
+            raise UsageError(
+                f"a batch function returns None, or a list with one entry for each of its "
+                f"{len(items)} items, not {got}"
+            )
+        return value
+
+
+def one_of(function: Callable[..., Any], batches: Batches) -> Callable[..., Any]:
+    """Return a function of one item, which stands for the batch function in the registry.
+
+    Raises:
+        UsageError: the function takes no list, or more than that and what comes from ``setup``.
+    """
+    name = getattr(function, "__name__", repr(function))
+    signature = inspect.signature(function)
+    first, *others = signature.parameters.values() or [None]
+    wrong = [p for p in others if p is not None and p.default is not FROM_SETUP]
+    if first is None or wrong or first.kind is not first.POSITIONAL_OR_KEYWORD:
+        raise UsageError(f"{name}{signature}: a batch function takes one list of items")
+    found, _ = resolved(first.annotation, globals_of(function), caller_names(function))
+    given = get_args(found)
+    is_list = get_origin(found) in (list, Sequence) and len(given) == 1
+    if not (is_list or found in (Any, first.empty, list)):
+        raise UsageError(f"{name}{signature}: annotate {first.name} as a list of what one task has")
+
+    async def one(item: Any, **given: Any) -> Any:
+        return await batches.call(item, given)
+
+    one.__name__ = one.__qualname__ = name
+    one.__doc__ = function.__doc__
+    item = inspect.Parameter("item", first.POSITIONAL_OR_KEYWORD)
+    one.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[item.replace(annotation=given[0] if is_list else Any), *others],
+        return_annotation=Any,
+    )
+    one.batches = batches  # type: ignore[attr-defined]
+    return one
+
+
+def batches_of(function: Callable[..., Any]) -> Batches | None:
+    """Return the batches behind a function of one item; None of any other."""
+    found = getattr(function, "batches", None)
+    return found if isinstance(found, Batches) else None
