@@ -7,6 +7,7 @@ from typing import Literal
 from ..engine.runtime.clock import Clock, SystemClock
 from ..engine.runtime.ids import SeededRng
 from ..repository.api.open import OpenHandle, open_in_memory
+from ..repository.model.redaction import Redact
 from ..repository.model.values import Limits
 
 __all__ = ["open"]
@@ -23,6 +24,7 @@ def open(
     reaper: bool = True,
     compression: Literal["zlib", "zstd"] | None = None,
     seed: int | None = None,
+    redact: Redact | None = None,
 ) -> OpenHandle:
     """Open an engine over empty stores in memory, on the running event loop.
 
@@ -46,6 +48,7 @@ def open(
         reaper: as ``lodeq.open``; without it a ``ManualClock`` moves timers only.
         compression: as ``lodeq.open``.
         seed: None draws ids, tokens and jitter from the system; a number repeats them.
+        redact: as ``lodeq.open``.
 
     Durability: none; closing forgets everything.
     Cancellation: opening does not wait.
@@ -60,4 +63,5 @@ def open(
         reaper=reaper,
         compression=compression,
         rng=None if seed is None else SeededRng(seed),
+        redact=redact,
     )

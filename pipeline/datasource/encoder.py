@@ -46,6 +46,9 @@ TASK_COLUMNS: Final = {  # name → Spark's types it may have; payload takes any
     "dedup_window": ("int", "bigint", "float", "double"),
     "shard_key": ("string", "binary"),
     "headers": ("map<string,string>",),
+    "function": ("string",),
+    "preview": ("string",),
+    "labels": ("map<string,string>",),
     "id": ("binary",),
     "slot": ("int",),
 }
@@ -159,6 +162,9 @@ class TaskEncoder:
             headers=None if "headers" not in given else dict(given["headers"]),
             max_attempts=given.get("max_attempts"),
             shard_key=given.get("shard_key"),
+            labels=None if "labels" not in given else dict(given["labels"]),
+            function=given.get("function"),
+            preview=given.get("preview"),
         )
         item = encoded(self._encoding, self._shared(given), task, self._base_us)
         if given.get("payload_kind") == "codec":

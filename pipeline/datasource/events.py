@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ...segments.lifecycle import Event, Reader, RolledBack
+from ...segments.lifecycle import Event, Missed, Reader, RolledBack
 from .points import Stretch, records
 
 __all__ = ["JOURNAL_SCHEMA", "event_batches"]
@@ -39,7 +39,7 @@ JOURNAL_SCHEMA: Final = pa.schema(
 def event_batches(stretch: Stretch, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
     """Yield a stretch as Arrow batches of about ``rows`` rows, with the columns of ``schema``."""
     reader = Reader(stretch.start.seen)
-    pending: list[tuple[int, Event | RolledBack]] = []
+    pending: list[tuple[int, Event | RolledBack | Missed]] = []
     for record in records(stretch):
         pending += [(record.sequence, event) for event in reader.read(record)]
         if len(pending) >= rows:
@@ -49,7 +49,9 @@ def event_batches(stretch: Stretch, schema: pa.Schema, rows: int) -> Iterator[pa
         yield _batch(pending, schema)
 
 
-def _batch(rows: Sequence[tuple[int, Event | RolledBack]], schema: pa.Schema) -> pa.RecordBatch:
+def _batch(
+    rows: Sequence[tuple[int, Event | RolledBack | Missed]], schema: pa.Schema
+) -> pa.RecordBatch:
     arrays = []
     for name in schema.names:
         kind = schema.field(name).type
@@ -65,18 +67,24 @@ def _batch(rows: Sequence[tuple[int, Event | RolledBack]], schema: pa.Schema) ->
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _missing(event: Event | RolledBack) -> list[dict[str, int]] | None:
+def _kind(event: Event | RolledBack | Missed) -> str:
     if isinstance(event, Event):
+        return event.kind.name.lower()
+    return "rolled_back" if isinstance(event, RolledBack) else "missed"
+
+
+def _missing(event: Event | RolledBack | Missed) -> list[dict[str, int]] | None:
+    if not isinstance(event, RolledBack):
         return None
     return [{"first": first, "last": last} for first, last in event.missing]
 
 
-_COLUMNS: Final[dict[str, Callable[[Event | RolledBack], Any]]] = {
+_COLUMNS: Final[dict[str, Callable[[Event | RolledBack | Missed], Any]]] = {
     "at": lambda event: event.time_us if isinstance(event, Event) else None,
-    "kind": lambda event: event.kind.name.lower() if isinstance(event, Event) else "rolled_back",
+    "kind": _kind,
     "id": lambda event: bytes(event.task_id) if isinstance(event, Event) else None,
     "task_id": lambda event: str(event.task_id) if isinstance(event, Event) else None,
-    "number": lambda event: event.number if isinstance(event, Event) else None,
+    "number": lambda event: None if isinstance(event, RolledBack) else event.number,
     "rolled_back_to": lambda event: event.to if isinstance(event, RolledBack) else None,
     "missing": _missing,
 }

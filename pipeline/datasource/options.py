@@ -65,11 +65,16 @@ class Options:
         """Return the text of a required option.
 
         Raises:
-            UsageError: it is missing.
+            UsageError: it is missing, or the address of a cluster.
         """
         value = self._given.get(name)
         if not value:
             raise UsageError(f"format lodeq needs the option {name!r}: {why}")
+        if name == "path" and value.lower().startswith("lodeq:/"):
+            raise UsageError(
+                f"{value!r} is a cluster, whose shards lie on its nodes: take a snapshot at one of "
+                "them (lodeq snapshot NODE), and give its folder: docs/spark-cluster.md"
+            )
         return value
 
     def choice(self, name: str, choices: Iterable[str], default: str) -> str:

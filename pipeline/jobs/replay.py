@@ -198,6 +198,9 @@ def _tasks(chosen: DataFrame, config: Config) -> DataFrame:
         "payload_kind": col("payload_kind"),
         "max_attempts": col("max_attempts"),
         "headers": map_concat(other, origin),
+        "function": col("function"),
+        "preview": col("preview"),
+        "labels": col("labels"),
     }
     if config.job is None:
         columns["dedup_key"] = concat_ws(" ", lit("replay"), col("task_id"), col("ended_ms"))

@@ -28,6 +28,7 @@ class History(Inference):
         order_across_shards: check rule 7 over all shards of a queue, not only within each.
         keeps_results: False where results may go before their time (``Limits.results_max``).
         tracks_power: False saves memory where no power is ever cut.
+        history_s: ``Limits.history_s`` of the store; 0: it keeps no history (rule 23 is not asked).
     """
 
     # -- records ---------------------------------------------------------------------------
@@ -36,15 +37,21 @@ class History(Inference):
         """Take one record; raise ``BrokenError`` if it cannot be true."""
         self.at += 1
         what = record[0]
-        if what == "i":
+        if what == "flow":
+            self.flows.take(record)
+            self._clock(record[-2:])
+        elif what == "i":
             _, op, kind, params, *times = record
             self._clock(times)
-            self._invoke(Call(op, kind, params, self.at, self.wall_us, self.mono_us))
+            call = Call(op, kind, params, self.at, self.wall_us, self.mono_us)
+            self.limits.invoked(call)
+            self._invoke(call)
         elif what == "a":
             self._clock(record[3:])
             call = self._end(record, "answered")
             self.acked += 1
             answers.answered(self, call, record[2])
+            self._check_limits(call, record[2])
         elif what == "e":
             self._clock(record[4:])
             call = self._end(record, f"raised {record[2]}")
@@ -53,15 +60,22 @@ class History(Inference):
         elif what in {"u", "c"}:
             self._open_ended(what, record)
         elif what == "wall":
+            self.limits.stepped()
             self._clock(record[1:])
+            self.life_us = -1
         elif what == "sync":
             self.syncing[record[1], record[2]] = self.at
         elif what == "synced":
             self.solid(record[1], self.syncing.pop((record[1], record[2]), 0))
         elif what == "kill":
+            self.limits.died()
+            self.life_us = -1
             crashes.killed(self)
         elif what == "power":
+            self.limits.died()
+            self.life_us = -1
             crashes.cut(self)
+            self.flows.ledger.power_cut()
         elif what == "found":
             self._clock(record[2:])
             self.found += 1
@@ -75,6 +89,12 @@ class History(Inference):
         """Take every record."""
         for record in records:
             self.take(record)
+
+    def _check_limits(self, call: Call, answer: Any) -> None:
+        queues: dict[int, str] = {}
+        if call.kind == "claim":
+            queues = {number: self.tasks[number].queue_model.name[0] for number, *_ in answer}
+        self.limits.answered(call, answer, queues, self.at, self.mono_us)
 
     def _clock(self, times: Sequence[Any]) -> None:
         if not times or times[0] is None:
@@ -90,6 +110,8 @@ class History(Inference):
         self.wall_us = wall_us
         if wall_us > self.wall_max_us:
             self.wall_max_us = wall_us
+        if len(times) > 1 and self.life_us < 0:
+            self.life_us = times[1]
         if len(times) > 1:
             self.mono_us = times[1]
 
@@ -119,6 +141,8 @@ class History(Inference):
         call = self.calls[record[1]]
         is_unknown = what == "u"
         self.unknown += is_unknown
+        if is_unknown:
+            self.limits.unknown()
         self.cancelled += not is_unknown
         text = f"{call.op} {call.kind} " + ("unknown" if is_unknown else "cancelled")
         for task in call.tasks:
@@ -164,9 +188,11 @@ class History(Inference):
             task = self.tasks[params["n"]]
             task.completes += call.kind == "complete"
             task.leaves_nothing |= not params.get("keep", True)
+            task.drops_value |= not params.get("keep", True) or not params.get("value", True)
             self.start(call, task, (call.kind, params.get("epoch", 0)))
         for number, epoch in params.get("pairs", ()):
             self.tasks[number].completes += 1
+            self.tasks[number].drops_value |= not params.get("value", True)
             self.start(call, self.tasks[number], ("complete", epoch))
         answers.invoked(self, call)
 

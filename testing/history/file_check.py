@@ -46,8 +46,11 @@ def check(
     durability: Literal["nosync", "fsync"] = "nosync",
     order_across_shards: bool = False,
     keeps_results: bool = True,
+    history_s: float = 0,
 ) -> Report:
-    """Check a history against the twelve rules of docs/history.md.
+    """Check a history against the rules of docs/history.md; rule 23 where it is asked.
+
+    Rules 20 to 22 are asked of workflows that ``Recorder.flows`` has recorded.
 
     Args:
         records: those of a ``Recorder``, in order, with ``["kill"]`` where its process died.
@@ -55,12 +58,14 @@ def check(
         durability: of the engine.
         order_across_shards: check rule 7 over all shards of a queue, not only within each.
         keeps_results: False where results may go before their time (``Limits.results_max``).
+        history_s: ``Limits.history_s`` of the store; 0: rule 23 is not asked.
     """
     history = History(
         shards,
         durability=durability,
         order_across_shards=order_across_shards,
         keeps_results=keeps_results,
+        history_s=history_s,
     )
     text, rule = "", 0
     try:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import Literal
 
 from ...engine.runtime.ids import shard_of
+from .flow_records import FlowRecords
+from .limits import LimitRule
 from .rules import BrokenError, broken
 from .states import Op, State, States
 from .task_model import Call, QueueModel, TaskModel
@@ -25,6 +27,7 @@ class Ledger:
         order_across_shards: check rule 7 over all shards of a queue, not only within each.
         keeps_results: False where results may go before their time (``Limits.results_max``).
         tracks_power: False saves memory where no power is ever cut.
+        history_s: ``Limits.history_s`` of the store; 0: it keeps no history.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class Ledger:
         order_across_shards: bool = False,
         keeps_results: bool = True,
         tracks_power: bool = True,
+        history_s: float = 0,
     ) -> None:
         self.shards = shards
         self.is_fsync = durability == "fsync"
@@ -46,6 +50,8 @@ class Ledger:
         self.by_key: dict[tuple[QueueModel, str], list[TaskModel]] = defaultdict(list)
         self.queue_models: dict[tuple[str, str], QueueModel] = {}
         self.calls: dict[int, Call] = {}
+        self.limits = LimitRule()
+        self.flows = FlowRecords(is_durable=self.is_fsync)
         self.every_tenant: dict[str, dict[int, Call]] = defaultdict(dict)  # claims by queue
         self.replacing: dict[tuple[QueueModel, str], dict[int, TaskModel]] = defaultdict(dict)
         self.interrupted: list[Call] = []  # under way at a kill, since the last look
@@ -66,6 +72,8 @@ class Ledger:
         self.syncing: dict[tuple[int, int], int] = {}
         self.at = 0
         self.life_at = 0  # when this life of the store began
+        self.history_us = round(history_s * 1e6)
+        self.life_us = -1  # since when this process lives with this wall clock; -1: not known yet
         self.wall_us = self.wall_max_us = self.mono_us = 0
         self.next_number = self.next_op = 1
         self.invoked = self.acked = self.refused = self.unknown = self.cancelled = 0

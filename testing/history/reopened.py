@@ -10,6 +10,7 @@ from typing import Any
 
 from .crashes import base
 from .inference import Inference
+from .kept_ends import check_kept
 from .rules import broken
 from .states import (
     ABSENT,
@@ -58,6 +59,8 @@ def look(h: Inference, found: dict[str, Any]) -> None:
     _check_results(h, results)
     for task in h.tasks.values():
         _see(h, task, there.get(task.number), results.get(task.id))
+    if h.history_us:
+        check_kept(h, found)
     _check_owed(h, results)
     _check_keys(h)
     _check_batches(h, there)
@@ -68,9 +71,13 @@ def look(h: Inference, found: dict[str, Any]) -> None:
 
 def _may_be_forgotten(h: Inference, task: TaskModel) -> bool:
     """Return whether the end of a task may have left no result, or none that is still kept."""
-    if task.leaves_nothing or not h.keeps_results or task.retention_us == 0:
+    if not h.keeps_results or (
+        not h.history_us and (task.leaves_nothing or task.retention_us == 0)
+    ):
         return True
     kept_us = task.retention_us
+    if h.history_us:
+        kept_us = max(h.history_us, 0 if task.drops_value else kept_us or 0)
     # After a power cut the result may be that of an earlier end, and expire with it.
     since_us = task.since_us
     if h.cuts and h.is_tracking:

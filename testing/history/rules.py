@@ -1,4 +1,4 @@
-"""The twelve rules of docs/history.md, and the error that names a broken one."""
+"""The rules of docs/history.md, and the error that names a broken one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ RULES = {
     10: "counters equal a recount",
     11: "every row has its counterpart",
     12: "the queue drains",
+    13: "limits of a queue hold",
+    20: "a join fires once a generation",
+    21: "a join fires after the seal and the end of every member",
+    22: "a join fires at last",
+    23: "an end is kept for as long as it says",
 }
 
 

@@ -137,6 +137,7 @@ class TaskModel:
         "delay_us",
         "deliveries",
         "doing",
+        "drops_value",
         "due_us",
         "ended_at",
         "epoch",
@@ -197,6 +198,7 @@ class TaskModel:
         self.is_redriven = False
         self.is_doubtful = False  # a power cut may have brought it back
         self.leaves_nothing = False
+        self.drops_value = False  # it may have been completed without one, or asked to keep none
         self.solid_at = 0  # what is up to here survives a power cut
         self.trail: list[tuple[int, States]] = [(0, self.states)]  # every state since
         self.log: list[tuple[int, str]] = []

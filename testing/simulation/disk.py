@@ -21,7 +21,7 @@ from ...engine.records.keyspace import SECRET_BYTES, STAMP
 from ...engine.records.rows import Stamp, decode_stamp
 from ...engine.recovery.decide import Candidate, check_ring
 from ...engine.recovery.dedup_secret import stamp_ops
-from ...engine.recovery.incarnation import begin, sync_all
+from ...engine.recovery.incarnation import begin, check_replicas, sync_all
 from ...engine.recovery.open_shard import OpenShard, OpenStore
 from ...engine.recovery.repair import repair
 from ...engine.recovery.watermark import WatermarkState
@@ -32,6 +32,7 @@ from ...errors import (
     ClosedError,
     CommitUnknownError,
     InvariantError,
+    LodeqError,
     RecoveryRefusedError,
     StorageError,
     StorageFullError,
@@ -101,7 +102,14 @@ class SimDisk:
         self.lost_batches = 0  # by power cuts
 
     def open(
-        self, loop: SimLoop, *, durability: str, rng: Rng, now_ms: int, has_journal: bool = False
+        self,
+        loop: SimLoop,
+        *,
+        durability: str,
+        rng: Rng,
+        now_ms: int,
+        has_journal: bool = False,
+        is_replica: bool = False,
     ) -> OpenStore:
         """Open as ``engine/recovery/open_shard.py`` does: examine all shards, repair, begin.
 
@@ -111,12 +119,15 @@ class SimDisk:
             rng: the engine's; opening draws nothing from it.
             now_ms: wall time for repairs.
             has_journal: whether a lifecycle journal is open as well.
+            is_replica: whether its batches come through a replicated log.
 
         Raises:
             RecoveryRefusedError: durable commits are missing.
         """
         store_id = b"simulated store."
         count, secret = len(self.platters), bytes(range(SECRET_BYTES))
+        if is_replica:
+            secret = b""  # its log brings one
         self.stores = [SimStore(self, index, loop) for index in range(count)]
         found: list[Candidate] = []
         for index, store in enumerate(self.stores):
@@ -147,6 +158,8 @@ class SimDisk:
             )
         reports = []
         mended = [one for one in found if not one.check.is_whole]
+        if is_replica:
+            check_replicas(mended)
         for one in mended:
             report = repair(one.store, now_ms=now_ms, next_commit_seq=one.check.next_commit_seq)
             reports.append(f"shard {one.index}: {report.describe()}")
@@ -154,7 +167,7 @@ class SimDisk:
         shards = [
             OpenShard(one.index, one.store, mark, incarnation, one.check.seq, None, [], last)
             for one, mark, incarnation, last in begin(
-                "", found, store_id, is_replica=False, has_journal=has_journal
+                "", found, store_id, is_replica=is_replica, has_journal=has_journal
             )
         ]
         for store in self.stores:
@@ -210,6 +223,8 @@ class SimMark:
 class SimStore:
     """The store of one shard in one process. Implements ``Store``; see the module's docstring."""
 
+    reads_beside = False  # there is one thread
+
     def __init__(self, disk: SimDisk, index: int, loop: SimLoop) -> None:
         self._disk = disk
         self._index = index
@@ -223,6 +238,7 @@ class SimStore:
         self._failed: str | None = None
         self._jobs: deque[Callable[[], None]] = deque()
         self._is_closed = False
+        self._gone: Callable[[], LodeqError] | None = None  # once it is retired
         self.is_opening = (
             True  # while opening, syncs return at once and crashes are the only faults
         )
@@ -374,6 +390,12 @@ class SimStore:
         """Return the property, as a store in memory does."""
         return self._memory.property_int(name)
 
+    def retire(self, refusal: Callable[[], LodeqError]) -> Callable[[], None]:
+        """Refuse calls from now on, those of snapshots too; the rest comes when it is called."""
+        self._gone = refusal
+        self._memory.retire(refusal)
+        return self.close
+
     def close(self) -> None:
         """Finish queued jobs and close; writes stay with the system. Idempotent."""
         while self._jobs and not self._loop.is_dead:
@@ -382,6 +404,8 @@ class SimStore:
         self._is_closed = True
 
     def _check_alive(self) -> None:
+        if self._gone is not None:
+            raise self._gone()
         if self._is_closed or self._loop.is_dead:
             raise ClosedError("the store is closed")
 

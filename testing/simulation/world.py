@@ -171,7 +171,7 @@ class Simulation:
             "interval_s": 1.0,
             "commit_batch_max": 64,
             "submit_queue_max": 1024,
-            "limits": Limits(),
+            "limits": Limits(history_s=0),  # what is found at a seed does not change with it
             "reaper": True,
             **options,
         }

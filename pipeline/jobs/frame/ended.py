@@ -34,7 +34,8 @@ ENDED: Final = (
     "attempts int, max_attempts int, reason string, worker string, created_at timestamp, "
     "run_at timestamp, ready_at timestamp, leased_at timestamp, finished_at timestamp, "
     "wait_s double, run_s double, total_s double, value binary, value_kind string, "
-    "payload binary, payload_kind string, headers map<string,string>"
+    "payload binary, payload_kind string, headers map<string,string>, "
+    "function string, preview string, labels map<string,string>"
 )
 PARTITIONS: Final = ("day", "tenant", "run")
 _DDL: Final = f"{ENDED}, day date, tenant string, run string"
@@ -58,6 +59,9 @@ _RESULT: Final = (
     "finished_at",
     "value",
     "value_kind",
+    "function",
+    "preview",
+    "labels",
 )
 _LETTER: Final = (
     "id",

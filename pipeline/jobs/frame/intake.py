@@ -90,7 +90,7 @@ def _value(name: str, kind: DataType) -> tuple[Column, list[Column]]:
         return value, []
     wrong: list[Column] = []
     if kind.simpleString() not in wanted:
-        if name == "headers" and isinstance(kind, StructType | StringType):
+        if name in ("headers", "labels") and isinstance(kind, StructType | StringType):
             text = value if isinstance(kind, StringType) else to_json(value)
             value = from_json(text, MapType(StringType(), StringType()))
         else:

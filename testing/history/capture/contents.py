@@ -9,16 +9,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ...engine.records import keyspace as ks
-from ...engine.records.lease import decode_lease
-from ...engine.records.result import Status, decode_result
-from ...engine.records.rows import decode_index_row
-from ...engine.records.task import TaskRecord, decode_task
-from ...engine.store.port import Rows, StoreView
-from ...errors import RecordCorruptError
-from ...repository.api.engine import Engine
-from ...repository.api.view import view_of
-from ...repository.model.codec import decode_headers, decode_value
+from ....engine.records import keyspace as ks
+from ....engine.records.attempts import decode_attempts
+from ....engine.records.lease import decode_lease
+from ....engine.records.result import HAS_VALUE, ResultRecord, Status, decode_result
+from ....engine.records.rows import decode_index_row
+from ....engine.records.task import TaskRecord, decode_task
+from ....engine.records.workflow import HELD_MS
+from ....engine.store.port import Rows, StoreView
+from ....errors import RecordCorruptError
+from ....repository.api.engine import Engine
+from ....repository.api.view import view_of
+from ....repository.model.codec import decode_headers, decode_value
 
 __all__ = ["HEADER", "at_rest", "contents", "number_in"]
 
@@ -49,13 +51,16 @@ def contents(engine: Engine) -> dict[str, Any]:
     """Return tasks (id, number, locations), results (id, status, attempts) and counters.
 
     ``rows`` are counted from the rows, ``counted`` are the engine's counters. ``lost`` has the
-    numbers of tasks whose payload cannot be read.
+    numbers of tasks whose payload cannot be read. ``ends``: of results with a history, whether they
+    have a value, when they ended, for how long value and row are kept (microseconds), and how many
+    attempts are kept with them.
     """
     view = view_of(engine)
     tasks: list[list[Any]] = []
     lost: list[int | None] = []
     results: list[list[Any]] = []
     rows: dict[str, dict[str, int]] = {}
+    ends: dict[str, list[int]] = {}
     for shard, store in view.stores():
         where = _locations(store)
         for key, raw in _all(store, ks.TASK, ks.TASK_END):
@@ -69,19 +74,23 @@ def contents(engine: Engine) -> dict[str, Any]:
             tasks.append([key[2:].hex(), number, at])
             for kind, _, _ in at:
                 _count(rows, task.queue, task.tenant, kind)
+        _count_waiting(rows, store)
         for task_id, at in where.items():  # no task: its number is unknown
             tasks.append([task_id.hex(), None, at])
         for key, raw in _all(store, ks.RESULT, ks.RESULT_END):
             result = decode_result(raw)
             status = Status(result.status).name.lower()
             results.append([key[2:].hex(), status, result.attempts])
+            if result.history_s:
+                ends[key[2:].hex()] = _end(store, key[2:], result)
             _count(rows, result.queue, result.tenant, "results")
     counted: dict[str, dict[str, int]] = {}
     for queue, tenant, sums in view.counters():
         counts = {name: n for name, n in sums._asdict().items() if n}
         if counts:
             counted[_name(queue, tenant)] = counts
-    return {
+    kept = {"ends": ends} if ends else {}
+    return kept | {
         "tasks": tasks,
         "lost": lost,
         "results": results,
@@ -89,6 +98,14 @@ def contents(engine: Engine) -> dict[str, Any]:
         "counted": counted,
         "anomalies": view.anomalies,
     }
+
+
+def _end(view: StoreView, task_id: bytes, result: ResultRecord) -> list[int]:
+    raw = view.get(ks.ATTEMPTS + task_id)
+    attempts = len(decode_attempts(raw)) if raw is not None else 0
+    has_value = int(bool(result.flags & HAS_VALUE))
+    kept_us = result.retention_ms * 1000, result.history_s * 1_000_000
+    return [has_value, result.finished_us, *kept_us, attempts]
 
 
 def _all(view: StoreView, lower: bytes, upper: bytes) -> Rows:
@@ -105,6 +122,19 @@ def _locations(view: StoreView) -> dict[bytes, list[_Location]]:
         lease = decode_lease(raw)
         found.setdefault(key[2:], []).append(("leased", lease.attempts, lease.epoch))
     return found
+
+
+def _count_waiting(rows: dict[str, dict[str, int]], view: StoreView) -> None:
+    """Tasks that wait for others lie behind the delayed ones of their queue, and are counted twice.
+
+    Args:
+        rows: takes the counts, by the name of a queue.
+        view: of a shard.
+    """
+    for key, _ in _all(view, ks.INDEX, ks.INDEX_END):
+        at = ks.decode_index_key(key)
+        if at.kind == ks.DELAYED and at.at >= HELD_MS:
+            _count(rows, at.queue, at.tenant, "waiting")
 
 
 def _number_of(task: TaskRecord) -> int | None:

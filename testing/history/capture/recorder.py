@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
-from ...errors import (
+from ....errors import (
     BusyError,
     ClosedError,
     DuplicateTaskError,
@@ -24,14 +25,16 @@ from ...errors import (
     TaskNotFoundError,
     UsageError,
 )
-from ...repository.api.engine import Engine
-from ...repository.api.queue import LEASE_S, Queue, options_of
-from ...repository.api.view import view_of
-from ...repository.model.arguments import duration_s
-from ...repository.model.values import AnyId, Duration, NewTask, Receipt
-from ...repository.tasks.lease import Lease
+from ....repository.api.engine import Engine
+from ....repository.api.queue import LEASE_S, Queue, options_of
+from ....repository.api.view import view_of
+from ....repository.model.arguments import duration_s
+from ....repository.model.queue_settings import parse_rate
+from ....repository.model.values import AnyId, Duration, NewTask, Receipt
+from ....repository.tasks.lease import Lease
+from ..rules import broken
 from .contents import HEADER, contents, number_in
-from .rules import broken
+from .flows import FlowRecorder
 from .serialise import (
     bytes_of,
     hex_of,
@@ -102,6 +105,7 @@ class Recorder:
         self._emit = emit
         self._view = view_of(engine)
         self._clock = self._view.clock
+        self.flows = FlowRecorder(engine, self.emit)
 
     def emit(self, *record: Any) -> None:
         """Emit one record with both clocks."""
@@ -238,6 +242,10 @@ class Recorder:
         fields["attempts"] = most
         kept_s = defaults.retention_s if defaults else _RETENTION_S
         dead_s = defaults.dead_retention_s if defaults else _DEAD_RETENTION_S
+        if task.retention is not None:
+            kept_s = duration_s(task.retention, "retention")
+        if task.dead_retention is not None:
+            dead_s = duration_s(task.dead_retention, "dead_retention")
         fields["retention_us"] = round(kept_s * 1e6)
         fields["dead_retention_us"] = round(dead_s * 1e6)
         serialise_options(fields, task)
@@ -328,6 +336,8 @@ class Recorder:
             params["then"] = [fields for fields, _ in numbered]
         if not keep:
             params["keep"] = False
+        if result is None:
+            params["value"] = False
         if durable:
             params["durable"] = True
         new = [task for _, task in numbered]
@@ -342,6 +352,8 @@ class Recorder:
     ) -> list[LeaseLostError | None]:
         """Call ``engine.complete_many``."""
         params: dict[str, Any] = {"pairs": [[self.number_of(x), x.epoch] for x, _ in pairs]}
+        if any(result is None for _, result in pairs):
+            params["value"] = False
         if durable:
             params["durable"] = True
         if sum(bytes_of(result) for _, result in pairs) > _CHUNK_BYTES:
@@ -405,6 +417,25 @@ class Recorder:
     async def resume(self, queue: Queue) -> None:
         """Call ``queue.resume``, without a record."""
         await queue.resume()
+
+    async def configure(
+        self, queue: str, *, rate: str | None = None, concurrency: int | None = None
+    ) -> None:
+        """Call ``engine.configure`` with both limits of a queue; None takes one back.
+
+        Args:
+            queue: its name.
+            rate: starts in any window of a period, such as ``"10/s"``.
+            concurrency: leases at once.
+        """
+        params: dict[str, Any] = {"queue": queue}
+        if rate is not None:
+            count, period_ms = parse_rate(rate)
+            params["rate"] = [count, period_ms * 1000]
+        if concurrency is not None:
+            params["concurrency"] = concurrency
+        call = partial(self.engine.configure, queue, rate=rate, concurrency=concurrency)
+        await self._call("configure", params, call)
 
     async def fsync(self) -> None:
         """Call ``engine.fsync``."""

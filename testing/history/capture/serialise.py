@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...engine.runtime.task_id import TaskId
-from ...repository.api.queue import Queue, options_of
-from ...repository.model.arguments import duration_s, when_ms
-from ...repository.model.values import AnyId, Duration, NewTask, Receipt
-from ...repository.tasks.lease import Lease
+from ....engine.runtime.task_id import TaskId
+from ....repository.api.queue import Queue, options_of
+from ....repository.model.arguments import duration_s, when_ms
+from ....repository.model.values import AnyId, Duration, NewTask, Receipt
+from ....repository.tasks.lease import Lease
 
 __all__ = [
     "bytes_of",
