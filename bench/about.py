@@ -1,4 +1,4 @@
-"""On what it was measured: machine, versions, and the disk's own sync."""
+"""Describe what figures were measured on: machine, versions, and the disk's own sync."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import lodeq
 
 __all__ = ["about", "sync_us"]
 
-PACKAGES = ("lodeq", "rocksdict", "msgpack", "xxhash", "anyio", "uvloop")
+PACKAGES = ("lodeq", "rocksdict", "msgpack", "xxhash", "fastcrc", "anyio", "uvloop")
 
 
 def _first(path: str, start: str) -> str:
@@ -54,7 +54,7 @@ def _version(name: str) -> str | None:
 
 
 def about(folder: Path, loop: str = "asyncio") -> dict[str, Any]:
-    """Everything a reader needs to judge the figures."""
+    """Collect what a reader needs to judge the figures."""
     sync = sync_us(folder, 200)
     return {
         "machine": platform.machine(),
@@ -73,8 +73,12 @@ def about(folder: Path, loop: str = "asyncio") -> dict[str, Any]:
     }
 
 
-def sync_us(folder: Path, n: int, *, write_bytes: int = 512) -> list[float]:
-    """How long the disk takes to sync a small append, sorted."""
+def sync_us(folder: Path, n: int, *, write_bytes: int = 512, busy_s: float = 0.0) -> list[float]:
+    """Measure how long the disk takes to sync a small append. Returns the times, sorted.
+
+    Between two of them this thread computes for ``busy_s``, as who syncs a queue does: after a gap
+    a sync takes longer, and of what happens ten times a second each of fewer syncs meets more.
+    """
     took = []
     path = folder / "sync-probe"
     with open(path, "wb", buffering=0) as file:
@@ -82,6 +86,9 @@ def sync_us(folder: Path, n: int, *, write_bytes: int = 512) -> list[float]:
             file.write(bytes(write_bytes))
             began = time.perf_counter()
             os.fdatasync(file.fileno())
-            took.append((time.perf_counter() - began) * 1e6)
+            ended = time.perf_counter()
+            took.append((ended - began) * 1e6)
+            while time.perf_counter() < ended + busy_s:
+                pass
     path.unlink()
     return sorted(took)

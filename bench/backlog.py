@@ -92,7 +92,7 @@ async def fill(path: str, n: int, then: str) -> None:
 
 
 async def reopen(path: str) -> None:
-    """How long until it can be used again."""
+    """Measure how long it takes until the store can be used again."""
     started = time.perf_counter()
     async with lodeq.open(path) as engine:
         took = time.perf_counter() - started

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from lodeq import Engine, NewTask, Queue
+from watch import Watch
+
+from lodeq import Engine, Limits, NewTask, Queue
 
 PAYLOAD = bytes(range(100))
+SECONDS_MIN = 0.2  # in less, a slow machine ends nothing, and no ratio can be made of that
+# Of a store in which no result is removed, so that no load pays for what another has left.
+UNTRIMMED = Limits(results_max=1 << 40, history_rows=1 << 40, history_bytes=1 << 50)
 
 
 async def single_calls(
-    engine: Engine, seconds: float, *, producers: int = 32, workers: int = 128, name: str = "bench"
+    engine: Engine,
+    seconds: float,
+    *,
+    producers: int = 32,
+    workers: int = 128,
+    name: str = "bench",
+    watch: Watch | None = None,
 ) -> float:
     """Enqueue, claim, complete with a result, each awaited by itself. Cycles per second."""
     queue = engine.queue(name)
     done = 0
-    stop = time.perf_counter() + seconds
+    stop = time.perf_counter() + max(SECONDS_MIN, seconds)
 
     async def produce() -> None:
         while time.perf_counter() < stop:
@@ -31,10 +43,13 @@ async def single_calls(
                 await lease.complete(b"ok")
                 done += 1
 
-    started = time.perf_counter()
-    tasks = [asyncio.create_task(work()) for _ in range(workers)]
-    await asyncio.gather(*(produce() for _ in range(producers)))
-    took, finished = time.perf_counter() - started, done
+    with contextlib.nullcontext() if watch is None else watch.span() as span:
+        started = time.perf_counter()
+        tasks = [asyncio.create_task(work()) for _ in range(workers)]
+        await asyncio.gather(*(produce() for _ in range(producers)))
+        took, finished = time.perf_counter() - started, done
+        if span is not None:
+            span.tasks = finished
     await asyncio.gather(*tasks)
     await drain(engine, queue)
     return finished / took
@@ -56,7 +71,7 @@ async def batches(
 
 
 async def together(call: Callable[[], Awaitable[None]], callers: int) -> None:
-    """So many of them, until all are through."""
+    """Run so many callers, until all are through."""
     await asyncio.gather(*(call() for _ in range(callers)))
 
 
@@ -64,7 +79,7 @@ async def closed_loop(engine: Engine, seconds: float, callers: int, *, name: str
     """Each caller enqueues, claims and completes in turn. Cycles per second."""
     queue = engine.queue(name)
     done = 0
-    stop = time.perf_counter() + seconds
+    stop = time.perf_counter() + max(SECONDS_MIN, seconds)
 
     async def call() -> None:
         nonlocal done
@@ -87,7 +102,7 @@ async def batch_loop(
     """The same in batches."""
     queue = engine.queue(name)
     done = 0
-    stop = time.perf_counter() + seconds
+    stop = time.perf_counter() + max(SECONDS_MIN, seconds)
 
     async def call() -> None:
         nonlocal done
@@ -209,7 +224,7 @@ class Timed(NamedTuple):
 async def timed_enqueues(queue: Queue, seconds: float, callers: int) -> Timed:
     """Each caller enqueues one after another."""
     took: list[float] = []
-    stop = time.perf_counter() + seconds
+    stop = time.perf_counter() + max(SECONDS_MIN, seconds)
 
     async def call() -> None:
         began = time.perf_counter()
@@ -240,6 +255,15 @@ async def steady(engine: Engine, queue: Queue, n: int) -> float:
         await engine.complete_many([(lease, None) for lease in leases])
         await queue.enqueue_many([NewTask(PAYLOAD) for _ in range(64)])
     return n // 64 * 64 / (time.perf_counter() - started)
+
+
+async def results_removed(engine: Engine, most: int) -> None:
+    """Wait until the store has no more results than its bound: they are removed once a second."""
+    for _ in range(1000):
+        if sum(shard.results for shard in engine._core.shards) <= most:
+            return
+        await asyncio.sleep(0.01)
+    raise RuntimeError("results beyond the bound stay")
 
 
 async def drain(engine: Engine, queue: Queue, most: int = 1 << 62) -> int:

@@ -16,7 +16,7 @@ __all__ = ["draw"]
 
 
 class Axis(NamedTuple):
-    """What a case is drawn over."""
+    """The axis that a case is drawn over."""
 
     x: str
     label: str
@@ -27,6 +27,7 @@ AXES = {
     "cycle": Axis("callers", "callers"),
     "payload": Axis("payload_bytes", "payload, bytes"),
     "shards": Axis("shards", "shards"),
+    "callers by backlog": Axis("callers", "callers"),
     "claims at a backlog": Axis("tasks", "tasks pending"),
     "claims after a history": Axis("tasks", "tasks consumed before"),
 }

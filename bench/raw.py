@@ -24,7 +24,7 @@ QUEUE = b"bench"
 
 
 def open_raw(path: str, *, blobs: bool = False) -> Rdict:
-    """With the engine's own RocksDB options; ``blobs``: large values lie in blob files.
+    """Open with the engine's own RocksDB options; ``blobs``: large values lie in blob files.
 
     Those are of the size of our body files, and collected as RocksDB does by default.
     """
@@ -64,43 +64,63 @@ def cycles(
     *,
     random_ids: bool = False,
     seconds: float = 0.0,
+    cpu_us: list[float] | None = None,
+    is_synced: bool = False,
 ) -> Iterator[float]:
     """Full cycles per second in batches of ``batch``, one figure per call of ``next``.
 
-    Each is of ``n`` cycles, or of as many times ``n`` as it takes for so many seconds.
+    Each is of ``n`` cycles, or of as many times ``n`` as it takes for so many seconds; ``cpu_us``
+    gets the CPU microseconds a cycle of each figure; ``is_synced`` syncs the log behind each batch.
     """
     sizes = values(payload_bytes)
     while True:
-        done, took = 0, 0.0
+        done, took, cpu = 0, 0.0, 0.0
         while not done or took < seconds:
             ids = [os.urandom(16) for _ in range(n)] if random_ids else new_ids(n)
-            started = time.perf_counter()
+            started, spent = time.perf_counter(), time.process_time()
             for at in range(0, n, batch):
-                _cycle(db, ids[at : at + batch], at, *sizes)
+                _cycle(db, ids[at : at + batch], at, *sizes, is_synced=is_synced)
             done, took = done + n, took + time.perf_counter() - started
+            cpu += time.process_time() - spent
+        if cpu_us is not None:
+            cpu_us.append(cpu / done * 1e6)
         yield done / took
 
 
 def _cycle(
-    db: Rdict, part: list[bytes], at: int, task: bytes, index: bytes, lease: bytes, result: bytes
+    db: Rdict,
+    part: list[bytes],
+    at: int,
+    task: bytes,
+    index: bytes,
+    lease: bytes,
+    result: bytes,
+    *,
+    is_synced: bool,
 ) -> None:
     keys = [b"q/bench\0\0r\4" + struct.pack(">Q", at + i) + d for i, d in enumerate(part)]
     w = WriteBatch(raw_mode=True)
     for d, k in zip(part, keys, strict=True):
         w[b"t/" + d] = task  # by item: a tenth faster than by method
         w[k] = index
-    db.write(w)
+    _write(db, w, is_synced=is_synced)
     w = WriteBatch(raw_mode=True)
     for d, k in zip(part, keys, strict=True):
         del w[k]
         w[b"l/" + d] = lease
-    db.write(w)
+    _write(db, w, is_synced=is_synced)
     w = WriteBatch(raw_mode=True)
     for d in part:
         del w[b"l/" + d]
         del w[b"t/" + d]
         w[b"r/" + d] = result
-    db.write(w)
+    _write(db, w, is_synced=is_synced)
+
+
+def _write(db: Rdict, batch: WriteBatch, *, is_synced: bool) -> None:
+    db.write(batch)
+    if is_synced:
+        db.flush_wal(True)
 
 
 def puts(db: Rdict, payloads: Sequence[bytes], n: int, batch: int, *, is_synced: bool) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 from results import Goal, Result
 
-__all__ = ["write"]
+__all__ = ["load", "quoted", "tables", "write"]
 
 HEAD = """\
 # Benchmarks
@@ -20,10 +20,31 @@ Written by `make bench-full` and `make bench-peers`; do not edit. Medians over r
 alternate with what a measure is compared with, in one process; in brackets the least and the
 greatest round. *Ratio* is the median of the rounds' ratios.
 """
+GRID = "callers by backlog"
+QUOTED = "<!-- quoted: README.md says the same, and a test compares -->"
+
+
+def quoted(results: Sequence[Result]) -> tuple[str, str]:
+    """The worst and the best cell of the grid, a line each: the README quotes both or neither."""
+    cells = sorted((r for r in results if r.case == GRID), key=lambda r: r.median)
+    return _line("worst", cells[0]), _line("best", cells[-1])
+
+
+def _line(which: str, cell: Result) -> str:
+    waiting = cell.params["waiting"]
+    share = "" if cell.ratio is None else f" ({cell.ratio:.2f} of raw RocksDB)"
+    return (
+        f"- {which} cell: {cell.median:,.0f} cycles/s{share}, {cell.params['callers']:,} callers, "
+        f"{f'{waiting:,} tasks' if waiting else 'nothing'} waiting"
+    )
+
+
+def _corners(results: Sequence[Result]) -> str:
+    return "\n".join((QUOTED, "", *quoted(results), ""))
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Result]]:
-    """What a run has kept."""
+    """Read back the results of a run."""
     whole = json.loads(path.read_text("utf-8"))
     told = _setting(whole["about"])
     setting = {"setting": told} if told else {}
@@ -51,9 +72,18 @@ def write(paths: Sequence[Path], docs: Path) -> None:
         print("no plots: matplotlib is not installed (pip install 'lodeq[bench]')")
     else:
         plots = draw(results, docs / "benchmarks")
-    parts = [HEAD]
+    (docs / "benchmarks.md").write_text("\n".join([HEAD, *tables(runs, plots)]), "utf-8")
+    print(f"written: {docs / 'benchmarks.md'}" + (f", {len(plots)} plots" if plots else ""))
+
+
+def tables(runs: Sequence[tuple[dict[str, Any], list[Result]]], plots: dict[str, str]) -> list[str]:
+    """All that runs have found, a table a case, with its plot if there is one."""
+    parts: list[str] = []
+    machine = ""
     for whole, found in runs:
-        parts.append(_machine(whole["about"]))
+        if _machine(whole["about"]) != machine:
+            machine = _machine(whole["about"])
+            parts.append(machine)
         setting = _setting(whole["about"])
         title = f" ({setting})" if setting else ""
         for case in dict.fromkeys(result.case for result in found):
@@ -61,14 +91,15 @@ def write(paths: Sequence[Path], docs: Path) -> None:
             if case in plots:
                 parts.append(f"![{case}](benchmarks/{plots.pop(case)})\n")
             parts.append(_table([r for r in found if r.case == case]))
+            if case == GRID:
+                parts.append(_corners([r for r in found if r.case == case]))
         for title, lines in (
             ("Shards for this machine", whole["advice"]),
             ("Not measured", whole["skipped"]),
         ):
             if lines:
                 parts.append(f"## {title}\n\n" + "\n".join(f"- {x}" for x in lines) + "\n")
-    (docs / "benchmarks.md").write_text("\n".join(parts), "utf-8")
-    print(f"written: {docs / 'benchmarks.md'}" + (f", {len(plots)} plots" if plots else ""))
+    return parts
 
 
 def _machine(about: dict[str, Any]) -> str:
@@ -77,12 +108,17 @@ def _machine(about: dict[str, Any]) -> str:
         f"{about['cpu']}, {about['cores']} cores, {about['memory']}; Linux {about['kernel']}, "
         f"{about['file_system']}; fdatasync p50 {about['fdatasync_p50_us']:,} us, p99 "
         f"{about['fdatasync_p99_us']:,} us. Python {about['python']}, {versions}, "
-        f"commit {about['commit']}.\n"
+        f"commit {about['commit']}{_extent(about)}.\n"
     )
 
 
+def _extent(about: dict[str, Any]) -> str:
+    """Say how much was run, where that was kept: older files do not say it."""
+    return f", {about['rounds']} rounds, scale {about['scale']:g}" if "scale" in about else ""
+
+
 def _setting(about: dict[str, Any]) -> str:
-    """What is not as installed: ``compiled, uvloop``."""
+    """Name each setting that is not as installed: ``compiled, uvloop``."""
     usual = {"build": "interpreted", "loop": "asyncio"}
     told = [about[name] for name, value in usual.items() if about.get(name, value) != value]
     return ", ".join(told)

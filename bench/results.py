@@ -1,4 +1,4 @@
-"""What was measured: kept as JSON, told as medians with their spread."""
+"""Results of measures: kept as JSON, told as medians with their spread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Measure = Callable[[], Awaitable[float]]
 
 @dataclass(frozen=True)
 class Goal:
-    """What a figure is held to: a least or greatest value of the median or of the ratio."""
+    """The target of a figure: a least or greatest value of the median or of the ratio."""
 
     of: str  # "median" or "ratio"
     least: float | None = None
@@ -62,7 +62,7 @@ class Result:
         return statistics.median(a / b for a, b in zip(self.runs, self.than_runs, strict=True))
 
     def line(self) -> str:
-        """For the terminal."""
+        """Return the line for the terminal."""
         params = ", ".join(f"{name} {value}" for name, value in self.params.items())
         text = f"{self.case} ({params}): {self.median:,.6g} {self.unit}"
         if len(self.runs) > 1:
@@ -70,6 +70,8 @@ class Result:
         if self.ratio is not None:
             than = statistics.median(self.than_runs)
             text += f" = {self.ratio:.3f} x {self.than} ({than:,.6g})"
+            if "of_raw_by_cpu" in self.more:
+                text += f", by CPU {self.more['of_raw_by_cpu']:.3f} x"
         if self.latency_us:
             text += "; " + ", ".join(f"{k} {v:,.0f} us" for k, v in self.latency_us.items())
         if self.goal is not None:
@@ -80,8 +82,26 @@ class Result:
 class Bench:
     """The run: where stores may go, how much is asked for, what has been found."""
 
-    def __init__(self, folder: Path, *, repeats: int, scale: float, about: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        repeats: int,
+        scale: float,
+        about: dict[str, Any],
+        kept: Path | None = None,
+    ) -> None:
+        """Keep where stores may go, and how much is asked for.
+
+        Args:
+            folder: for stores that go when the run ends.
+            repeats: rounds of every measure.
+            scale: 1.0 is the full run.
+            about: the machine and the versions.
+            kept: for stores that take long to build and are used again; in ``folder`` by default.
+        """
         self.folder = folder
+        self.kept = kept or folder / "kept"
         self.repeats = repeats
         self.scale = scale
         self.about = about
@@ -106,12 +126,13 @@ class Bench:
         return runs
 
     def add(self, result: Result) -> None:
-        """Kept, and shown at once."""
+        """Keep the result, and show it at once."""
         self.results.append(result)
         print(result.line(), flush=True)
 
-    def save(self, path: Path) -> None:
-        rows = [asdict(result) for result in self.results]
+    def save(self, path: Path, since: int = 0) -> None:
+        """All results, or those from number ``since`` on."""
+        rows = [asdict(result) for result in self.results[since:]]
         whole = {
             "about": self.about,
             "advice": self.advice,

@@ -1,4 +1,4 @@
-"""Nothing of one measure may be paid for by the next: flushes and compactions end in between."""
+"""Let flushes and compactions end between measures, so that none pays for another."""
 
 from __future__ import annotations
 

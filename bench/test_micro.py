@@ -14,7 +14,7 @@ from lodeq.engine.records.result import ResultRecord, Status, decode_result, enc
 from lodeq.engine.runtime.ids import IdSource, SystemRng
 from lodeq.engine.store.rocks import RocksStore
 from lodeq.engine.store.rocks_options import SharedMemory
-from lodeq.repository.state.ready_cache import ReadyCache, Row
+from lodeq.repository.state.caches.ready_cache import ReadyCache, Row
 
 IDS = IdSource(SystemRng())
 

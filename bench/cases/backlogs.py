@@ -1,4 +1,4 @@
-"""How much there is, and how much there was: neither may slow a claim down."""
+"""Claims and opens by how many tasks wait, and how many there were: neither may slow a claim."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ async def opening(bench: Bench) -> None:
 
 
 def written_bytes() -> int:
-    """By this process so far, as the kernel counts what reaches the block layer."""
+    """Count the bytes this process has written so far, as the kernel counts the block layer's."""
     with open("/proc/self/io", encoding="ascii") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes"))
 
 
-def disk_bytes(top: Path) -> int:
-    """What a folder takes."""
+def disk_bytes(top: Path | str) -> int:
+    """The bytes of a folder."""
     total = 0
     for folder, _, names in os.walk(top):
         for name in names:

@@ -23,6 +23,7 @@ import raw
 from cases.backlogs import disk_bytes, written_bytes
 from results import Bench, Goal, Result
 from settling import settled
+from watch import Watch, add_turns
 
 import lodeq
 from lodeq import NewTask
@@ -131,7 +132,7 @@ async def body_writes(bench: Bench) -> None:
 
 
 async def _synced() -> None:
-    """What one leaves in the page cache is not written at the next one's cost."""
+    """Dirty pages that one leaves are not written at the next one's cost."""
     await asyncio.to_thread(os.sync)
 
 
@@ -153,15 +154,20 @@ async def body_puts(bench: Bench) -> None:
     for durability, batch, most in settings:
         n = max(16, int(most * bench.scale)) // 16 * 16
         paid: dict[str, list[float]] = {name: [] for name in (OWN, INLINE, TREE, BLOBS)}
+        watches = {name: Watch() for name in (OWN, INLINE)}
 
-        async def measure(name: str, durability=durability, batch=batch, n=n, paid=paid) -> float:
+        async def measure(
+            name: str, durability=durability, batch=batch, n=n, paid=paid, watches=watches
+        ) -> float:
             folder = bench.folder / "puts"
             if name in (OWN, INLINE):
                 async with open_engine(
                     folder, inline=name == INLINE, durability=durability
                 ) as opened:
                     queue, started = opened.queue("puts"), time.perf_counter()
-                    rate = await put(queue, bodies, n, batch)
+                    with watches[name].span() as span:
+                        rate = await put(queue, bodies, n, batch)
+                        span.tasks = n
                     await settled([opened])
                     paid[name].append(n / (time.perf_counter() - started))
             else:
@@ -193,3 +199,4 @@ async def body_puts(bench: Bench) -> None:
                         goal=FASTER if than != INLINE else None,
                     )
                 )
+        add_turns(bench, {f"64 KiB puts by {batch}, {durability}": watches[OWN]})

@@ -106,7 +106,7 @@ async def body_sizes(bench: Bench) -> None:
 async def _at(
     bench: Bench, payload_bytes: int, durability: Durability, shapes: Sequence[str]
 ) -> list[Result]:
-    """Both ways at one size, on stores of their own."""
+    """Measure both ways at one size, on stores of their own."""
     repeats = min(bench.repeats, 3 if bench.scale >= 1 else 2)
     most_bytes = int(((48 << 20) if durability == "nosync" else (12 << 20)) * bench.scale)
     size = max(1, min(64, (256 << 10) // payload_bytes))

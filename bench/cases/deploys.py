@@ -31,7 +31,7 @@ class Load:
         self.receipts: list[lodeq.Receipt] = []
 
     async def offer(self, n: int) -> float:
-        """So many more tasks; tasks/s from the first of them to the end of the last."""
+        """Offer ``n`` more tasks. Returns tasks/s from the first of them to the end of the last."""
         started = time.perf_counter()
         for at in range(0, n, BURST):
             await asyncio.sleep(max(0.0, started + at / PACE - time.perf_counter()))
@@ -44,7 +44,7 @@ class Load:
         return n / (time.perf_counter() - started)
 
     async def attempts(self, first: int, count: int) -> list[int]:
-        """Of those tasks, each of which must have completed with its own value."""
+        """List the attempts of those tasks; each must have completed with its own value."""
         found = []
         for n, receipt in enumerate(self.receipts[first : first + count], first):
             result = await self._engine.result(receipt.id)
@@ -70,7 +70,7 @@ async def work(url: str, name: str) -> Process:
 
 
 async def replaced(url: str, old: list[Process], pause_s: float) -> list[Process]:
-    """One by one: a new one starts, then the old one is told to stop."""
+    """Replace the workers one by one: a new one starts, then the old one is told to stop."""
     new = []
     for i, worker in enumerate(old):
         await asyncio.sleep(pause_s)

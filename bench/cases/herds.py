@@ -1,7 +1,11 @@
 """Callers by the ten thousand at once: a call costs what it costs among a thousand.
 
 The calls are the same many for each number of callers, over one store, in rounds: only how many are
-made at a time differs. By the CPU time of the loop's thread, which is what the calls spend.
+made at a time differs. ``herd`` makes calls of one kind at a time and counts the CPU time of the
+loop's thread, which is what the calls spend; ``herd-cycles`` has callers that all live at once and
+make their cycles one after another, and counts wall time. Thirty thousand tasks are themselves what
+a pass of Python's collector goes over, so the longest pass stands beside the longest turn, and the
+many run once more with the collector as ``lodeq serve`` sets it.
 """
 
 from __future__ import annotations
@@ -13,14 +17,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
+from load import PAYLOAD
+from passes import frozen
 from results import Bench, Goal, Result
 from settling import settled
+from watch import Ceiling, Watch, add_turns, beside
 
 import lodeq
 
 CALLS = 30_000
 CALLERS = (1_000, 10_000, 30_000)
 KINDS = ("enqueue", "claim", "complete", "long poll")
+STARTS = 500
 AS_FAST = Goal("ratio", least=0.8)
 Call = Callable[[], Awaitable[Any]]
 
@@ -46,6 +54,100 @@ async def herd(bench: Bench) -> None:
                     goal=None if is_first else AS_FAST,
                 )
             )
+
+
+async def herd_cycles(bench: Bench) -> None:
+    """Cycles of 30,000 callers that live at once, beside those of 1,000, and beside raw."""
+    few, many = (CALLERS[0], max(CALLERS)) if bench.scale >= 0.1 else (10, 300)
+    n = many * max(1, round(2 * bench.scale))  # as many cycles for both
+    columns = {"few": few, "many": many, "frozen": many}
+    watches = {name: Watch() for name in columns}
+    with Ceiling(bench.folder / "raw-herd", 2.0 * bench.scale) as ceiling:
+        async with lodeq.open(bench.folder / "herd-cycles") as engine:
+            measures: dict[str, Callable[[], Awaitable[float]]] = {"raw": ceiling}
+            for name, callers in columns.items():
+                one = partial(_cycles, engine, n, callers, watches[name])
+                measures[name] = partial(_frozen, one) if name == "frozen" else one
+            runs = await bench.rounds(measures, before=partial(settled, [engine], [ceiling.db]))
+    for name, callers in columns.items():
+        bench.add(
+            beside(
+                "cycles of a herd",
+                {"callers": callers, "cycles": n, "collector": _collector(name)},
+                "cycles/s",
+                runs[name],
+                watches[name],
+                runs["raw"],
+                ceiling,
+            )
+        )
+    for name in ("many", "frozen"):
+        for by, own, than in (
+            ("wall time", runs[name], runs["few"]),
+            ("CPU time", *([1e6 / us for us in watches[key].cpu_us] for key in (name, "few"))),
+        ):
+            bench.add(
+                Result(
+                    "a herd beside a thousand",
+                    {"callers": many, "by": by, "collector": _collector(name)},
+                    "cycles/s",
+                    own,
+                    f"{few:,} callers",
+                    than,
+                    goal=AS_FAST,
+                )
+            )
+    turns = {f"cycles of {columns[name]:,} callers": watches[name] for name in ("few", "many")}
+    add_turns(bench, turns | {f"cycles of {many:,} callers, collector frozen": watches["frozen"]})
+
+
+def _collector(name: str) -> str:
+    return "frozen" if name == "frozen" else "as it is"
+
+
+async def _frozen(measure: Callable[[], Awaitable[float]]) -> float:
+    with frozen():  # before there are callers: a server does it when it opens
+        return await measure()
+
+
+async def _cycles(engine: lodeq.Engine, n: int, callers: int, watch: Watch) -> float:
+    """``n`` cycles by callers that are all there before the first begins.
+
+    They begin ``STARTS`` a turn of the loop: their own first steps are no turn of the engine's. Nor
+    is what it takes to wait for them: the last to end says so. (``gather`` over 30,000 takes longer
+    than any turn of the engine.)
+    """
+    queue = engine.queue("herd")
+    starts = [asyncio.Event() for _ in range(0, callers, STARTS)]
+    ended = asyncio.Event()
+    done, living = 0, callers
+
+    async def call(start: asyncio.Event) -> None:
+        nonlocal done, living
+        await start.wait()
+        try:
+            for _ in range(n // callers):
+                await queue.enqueue(PAYLOAD)
+                for lease in await queue.claim():
+                    await lease.complete(b"ok")
+                    done += 1
+        finally:
+            living -= 1
+            if not living:
+                ended.set()
+
+    tasks = [asyncio.create_task(call(starts[i // STARTS])) for i in range(callers)]
+    await asyncio.sleep(0)  # all wait
+    with watch.span() as span:
+        for start in starts:
+            start.set()
+            await asyncio.sleep(0)
+        await ended.wait()
+        span.tasks = done
+    await asyncio.gather(*tasks)  # raises what a caller has raised
+    if done != n:
+        raise AssertionError(f"{done} cycles of {n}")
+    return span.rate
 
 
 async def _lives(

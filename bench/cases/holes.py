@@ -1,4 +1,4 @@
-"""What must not depend on what is inside: passing over a hole, and removing a body file."""
+"""Costs that must not grow with the contents: passing over a hole, and removing a body file."""
 
 from __future__ import annotations
 

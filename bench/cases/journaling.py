@@ -1,4 +1,4 @@
-"""What it costs to tell a lifecycle journal: the same cycles with one and without."""
+"""The cost of a lifecycle journal: the same cycles with one and without."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _measure(api: str, callers: int):
 
 
 async def _quiet(engines: list[lodeq.Engine]) -> None:
-    """Everything durable, everything moved."""
+    """Wait until everything is durable and everything is moved."""
     for engine in engines:
         await engine.fsync()
         pump = engine._runtime.event_publisher

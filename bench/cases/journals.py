@@ -19,6 +19,7 @@ from typing import Literal
 
 import load
 from results import Bench, Goal, Result, percentiles
+from watch import Watch, add_turns, watched
 
 from lodeq import journal
 from lodeq.segments.formats.journal import encode_frame
@@ -92,9 +93,10 @@ async def journal_appends(bench: Bench) -> None:
             work = partial(_writes, bench.folder / "floor", n, is_synced=is_synced)
             return await asyncio.to_thread(work) if is_synced else work()
 
+        watch, alone = Watch(), {1: Watch(), 64: Watch()}
         async with journal.open(folder, flush=flush) as opened:
             measures: dict[str, Callable[[], Awaitable[float]]] = {
-                "own": partial(_batches, opened, n),
+                "own": watched(watch, partial(_batches, opened, n)),
                 "floor": floor,
             }
             runs = await bench.rounds(measures, before=opened.sync)
@@ -113,11 +115,12 @@ async def journal_appends(bench: Bench) -> None:
             )
             if is_synced:
                 _beside_ledgerq(bench, runs)
-            for callers in (1, 64):
+            for callers, own in alone.items():
                 few = max(1, n // (20 if is_synced else 10))
                 single = (
                     await bench.rounds(
-                        {"own": partial(_singles, opened, few, callers)}, before=opened.sync
+                        {"own": watched(own, partial(_singles, opened, few, callers))},
+                        before=opened.sync,
                     )
                 )["own"]
                 bench.add(
@@ -131,6 +134,8 @@ async def journal_appends(bench: Bench) -> None:
                         },
                     )
                 )
+        add_turns(bench, {f"journal appends, batches, {state}": watch})
+        add_turns(bench, {f"journal appends, {state}, {k} callers": w for k, w in alone.items()})
         await asyncio.to_thread(shutil.rmtree, folder)
 
 

@@ -24,7 +24,7 @@ BASE, BY_TASK = "as it is", "from lists, task by task"
 
 
 class Variant(NamedTuple):
-    """One thing changed."""
+    """A store with one thing changed."""
 
     options: Callable[[Options], object] = lambda _: None
     writes: Callable[[WriteOptions], object] = lambda _: None

@@ -1,4 +1,4 @@
-"""Ours beside what users would pick instead: same payload, same callers, same minutes."""
+"""lodeq beside what users would pick instead: same payload, same callers, same minutes."""
 
 from __future__ import annotations
 

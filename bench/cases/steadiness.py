@@ -1,4 +1,4 @@
-"""What must stay true while it is fast: the loop keeps turning, stalls and mass expiry too."""
+"""Properties that hold while it is fast: the loop keeps turning, stalls and mass expiry too."""
 
 from __future__ import annotations
 

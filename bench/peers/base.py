@@ -1,4 +1,4 @@
-"""What a benchmark asks of a queue, ours or another's: put, take, done.
+"""The calls that a benchmark makes of a queue, ours or another's: put, take, done.
 
 A *session* is one caller's end of a queue: a thread's of a library that blocks, a coroutine's of
 one that awaits. ``done`` stores ``result`` with the acknowledgement where the queue keeps results;
@@ -20,13 +20,13 @@ class Session(Protocol):
     """A caller's own handle: of one thread, or with coroutines for one on an event loop."""
 
     def put(self, payload: bytes) -> None:
-        """Acknowledged on return."""
+        """Put a task; it is acknowledged on return."""
 
     def take(self) -> Any:
-        """A token, or None if there is nothing."""
+        """Take a task. Returns a token, or None if there is nothing."""
 
     def done(self, token: Any, result: bytes) -> None:
-        """The task is over."""
+        """End the task."""
 
     def close(self) -> None:
         """Let go of files and connections."""
@@ -47,7 +47,7 @@ class Peer(ABC):
 
     @classmethod
     def missing(cls) -> str | None:
-        """Why it cannot run here; None if it can."""
+        """Say why it cannot run here. None: it can."""
         return None
 
     def open(self) -> None:
@@ -58,7 +58,7 @@ class Peer(ABC):
 
     @abstractmethod
     def session(self) -> Any:
-        """One more caller: a ``Session``."""
+        """Return a ``Session`` for one more caller."""
 
     async def leave(self) -> None:
         """Close what ``enter`` opened."""

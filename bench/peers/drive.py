@@ -17,7 +17,7 @@ BATCH = 100
 
 
 class _Count:
-    """Of all callers, from the moment the first begins."""
+    """The count of all callers, from the moment the first begins."""
 
     def __init__(self, seconds: float) -> None:
         self.done = 0

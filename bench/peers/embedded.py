@@ -275,7 +275,7 @@ class RocksqSession:
         """A pop has deleted them."""
 
     def close(self) -> None:
-        """Shared by all callers."""
+        """Do nothing: all callers share it."""
 
 
 class Rocksq(Peer):

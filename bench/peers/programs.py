@@ -32,13 +32,13 @@ def _places() -> list[Path]:
 
 
 def find(name: str) -> str | None:
-    """Where a program is: on the PATH, unpacked, or where Debian keeps PostgreSQL's."""
+    """Find a program: on the PATH, unpacked, or where Debian keeps PostgreSQL's."""
     paths = [os.environ.get("PATH", ""), *map(str, _places())]
     return shutil.which(name, path=os.pathsep.join(paths))
 
 
 def environment() -> dict[str, str]:
-    """With the libraries that came with unpacked programs."""
+    """Return the environment with the libraries that came with unpacked programs."""
     triplet = f"{platform.machine()}-linux-gnu"
     libraries = [ROOT / "usr/lib" / triplet, ROOT / "lib" / triplet]
     return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)), "LC_ALL": "C"}

@@ -1,0 +1,323 @@
+"""Cycles of a replicated store over a real etcd, and how long a killed leader is missed.
+
+Three members of etcd on loopback, one follower. The same load goes to the leader's engine in this
+process, and through a client of the cluster to nodes that are processes. Beside them, in the same
+rounds: an unreplicated engine with fsync, and bare appends to the same etcd of records as large as
+those that the leader wrote, one under way at a time, as a shard's are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import load
+from cases.served_processes import cpu_s
+from results import Bench, Goal, Result
+
+import lodeq
+from lodeq.replication.options import LogOptions
+from lodeq.replication.port import Genesis, Member
+from lodeq.replication.record import Batch, LogRecord, encode_record
+from lodeq.replication.replicator import LogReplicator
+
+CASE = "cycles of a replicated store"
+LONE = "a lone caller of a replicated store"
+FAILOVER = "a killed leader is missed"
+TESTS = Path(__file__).resolve().parents[2] / "tests"
+LEADER, CLUSTER, PLAIN = "the leader's engine", "a client of the cluster", "unreplicated, fsync"
+FAILOVERS = 15
+QUOTA_BYTES = 8 << 30  # of etcd: the rounds write gigabytes
+MORE = "&quota=8GiB"  # the same in addresses
+
+
+class Shape(NamedTuple):
+    """A load: the number of callers, and of tasks a call."""
+
+    callers: int
+    batch: int = 1
+
+
+SHAPES = (Shape(1), Shape(64), Shape(256), Shape(4, 64))
+GOALS = {
+    Shape(64): Goal("ratio", least=0.25),
+    Shape(256): Goal("ratio", least=0.5),
+    Shape(4, 64): Goal("ratio", least=0.35),
+}
+
+
+class Written:
+    """Counts what a log is given, on its way there."""
+
+    def __init__(self, log: Any) -> None:
+        self.records = 0
+        self.bytes = 0
+        append = log.append
+
+        async def counted(record: LogRecord) -> None:
+            self.records += 1
+            self.bytes += len(encode_record(record))
+            await append(record)
+
+        log.append = counted
+
+
+class Spent(NamedTuple):
+    """CPU seconds so far of etcd, of the nodes that are processes, and of this process."""
+
+    etcd: float
+    nodes: float
+    load: float
+
+
+def etcd_servers(folder: str) -> Any:
+    """Three members of etcd, with room for all that the rounds write. Blocks."""
+    from support_etcd import EtcdServers
+
+    return EtcdServers(Path(folder), quota_bytes=QUOTA_BYTES)
+
+
+async def replicated(bench: Bench) -> None:
+    """1, 64 and 256 callers, 4 with batches of 64; then leaders are killed."""
+    sys.path.append(str(TESTS))
+    import support_etcd
+
+    why = await asyncio.to_thread(support_etcd.fetch)
+    if why:
+        print(f"  skipped: {why}", flush=True)
+        bench.skipped.append(f"replicated: {why}")
+        return
+    with tempfile.TemporaryDirectory(prefix="lb-") as folder:
+        servers = await asyncio.to_thread(etcd_servers, folder)
+        try:
+            await _cycles(bench, servers)
+            await _failovers(bench, servers)
+        finally:
+            servers.stop()
+
+
+def etcd_pids(servers: Any) -> list[int]:
+    """The processes of the members."""
+    return [process.pid for process in servers._processes if process is not None]
+
+
+@asynccontextmanager
+async def _leading(bench: Bench, servers: Any) -> AsyncIterator[tuple[lodeq.Engine, Written, Any]]:
+    """An engine in this process that leads, and a follower that is a process."""
+    from support_etcd import log_of, until
+    from support_nodes import nodes_of
+
+    async with nodes_of(servers, (), shards=1, more=MORE) as nodes:
+        log = log_of(nodes.url)
+        written = Written(log)
+        layer = LogReplicator(
+            log,
+            node="here",
+            cluster=nodes.cluster,
+            shards=1,
+            options=LogOptions(balance_s=None),
+            url="tcp://127.0.0.1:1",
+        )
+        opening = lodeq.open(
+            bench.folder / "replicated", shards=1, durability="fsync", replicator=layer
+        )
+        async with opening as engine:
+            await until(lambda: layer.status().shards[0].role == "leading", 30)
+            nodes.start("follower", "--durability", "fsync")
+            await nodes.level()
+            yield engine, written, nodes
+
+
+@asynccontextmanager
+async def _client(servers: Any) -> AsyncIterator[tuple[Any, Any]]:
+    """A client of two nodes that are processes."""
+    from support_nodes import nodes_of
+
+    async with (
+        nodes_of(
+            servers, ("a", "b"), shards=1, flags=("--durability", "fsync"), more=MORE
+        ) as nodes,
+        nodes.connect() as engine,
+    ):
+        yield engine, nodes
+
+
+async def measured(engine: Any, shape: Shape, seconds: float) -> float:
+    """Cycles a second of a load."""
+    if shape.batch == 1:
+        return await load.closed_loop(engine, seconds, shape.callers)
+    return await load.batch_loop(engine, seconds, shape.callers, size=shape.batch)
+
+
+async def _appends(servers: Any, size: int, seconds: float) -> float:
+    """Bare appends a second of records of about so many bytes."""
+    from support_etcd import fresh_name, log_of
+
+    log = log_of(servers.url(fresh_name(), more=MORE))
+    try:
+        await log.connect(Genesis("bench", 1, bytes(16)))
+        await log.join(Member("bench"))
+        term = await log.campaign(0)
+        assert term is not None
+        last, done, started = term.last, 0, time.perf_counter()
+        while (took := time.perf_counter() - started) < seconds:
+            last += 1
+            batch = (Batch(1, ((b"key", bytes(max(1, size - 80))),)),)
+            nonce = last.to_bytes(16, "big")
+            await log.append(LogRecord(nonce, 0, term.term, last, batch))
+            done += 1
+        await log.truncate(0, last + 1)
+        await log.compact()
+        return done / took
+    finally:
+        await log.close()
+
+
+class Runs:
+    """The measures of the rounds of one shape."""
+
+    def __init__(self) -> None:
+        self.rates: dict[str, list[float]] = {LEADER: [], CLUSTER: [], PLAIN: []}
+        self.carried: list[float] = []  # cycles a second that bare appends carry
+        self.cpu_us: dict[str, list[Spent]] = {LEADER: [], CLUSTER: []}
+        self.record_bytes: list[float] = []
+        self.cycle_bytes: list[float] = []
+
+
+async def _cycles(bench: Bench, servers: Any) -> None:
+    is_tiny = bench.scale < 0.1  # does it run at all?
+    seconds = max(0.2, 3.0 * bench.scale)
+    shapes = (Shape(2), Shape(1, 64)) if is_tiny else SHAPES
+    found = {shape: Runs() for shape in shapes}
+    lone: dict[str, list[float]] = {LEADER: [], CLUSTER: [], PLAIN: []}
+    async with AsyncExitStack() as stack:
+        leader, written, follower = await stack.enter_async_context(_leading(bench, servers))
+        client, nodes = await stack.enter_async_context(_client(servers))
+        plain = await stack.enter_async_context(
+            lodeq.open(bench.folder / "unreplicated", shards=1, durability="fsync")
+        )
+        engines = {PLAIN: plain, LEADER: leader, CLUSTER: client}
+        pids = {LEADER: [follower.pid("follower")], CLUSTER: [nodes.pid(n) for n in nodes.names]}
+        for _ in range(bench.repeats):
+            for shape, runs in found.items():
+                for name, engine in engines.items():
+                    records, size = written.records, written.bytes
+                    spent = _spender(servers, pids.get(name, ()))
+                    rate = await measured(engine, shape, seconds)
+                    runs.rates[name].append(rate)
+                    if name in runs.cpu_us:
+                        runs.cpu_us[name].append(spent(rate * seconds))
+                    if name == LEADER:
+                        n_records = max(1, written.records - records)
+                        each = (written.bytes - size) / n_records
+                        runs.record_bytes.append(each)
+                        runs.cycle_bytes.append((written.bytes - size) / max(1.0, rate * seconds))
+                        appends = await _appends(servers, int(each), seconds)
+                        runs.carried.append(appends * rate * seconds / n_records)
+            for name, engine in engines.items():
+                lone[name].append(await _lone_ms(engine, 20 if is_tiny else int(600 * seconds)))
+    for shape, runs in found.items():
+        _told(bench, shape, runs)
+    for name, times in lone.items():
+        goal = Goal("median", most=5.0) if name == LEADER and not is_tiny else None
+        bench.add(Result(LONE, {"through": name}, "ms an enqueue, p50", times, goal=goal))
+
+
+def _spender(servers: Any, pids: Sequence[int]) -> Callable[[float], Spent]:
+    """Count CPU from now on: microseconds a cycle, once it is known how many there were."""
+
+    def now() -> Spent:
+        etcd = sum(map(cpu_s, etcd_pids(servers)))
+        return Spent(etcd, sum(map(cpu_s, pids)), time.process_time())
+
+    before = now()
+
+    def spent(cycles: float) -> Spent:
+        each = 1e6 / max(1.0, cycles)
+        return Spent(*((b - a) * each for a, b in zip(before, now(), strict=True)))
+
+    return spent
+
+
+async def _lone_ms(engine: Any, n: int) -> float:
+    """The median of an enqueue, awaited by itself."""
+    queue, times = engine.queue("lone"), []
+    for _ in range(n):
+        began = time.perf_counter()
+        await queue.enqueue(load.PAYLOAD)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times) * 1e3
+
+
+def _told(bench: Bench, shape: Shape, runs: Runs) -> None:
+    """A row for either way in, beside the engine alone; and one beside bare appends."""
+    params = {"callers": shape.callers, "batch": shape.batch}
+    for name, spent in runs.cpu_us.items():
+        more = {
+            f"{part}_us_a_cycle": round(statistics.median(getattr(one, part) for one in spent), 1)
+            for part in Spent._fields
+        }
+        rates, goal = runs.rates[name], GOALS.get(shape) if name == LEADER else None
+        if name == LEADER:
+            more["bytes_a_record"] = round(statistics.median(runs.record_bytes))
+            more["bytes_a_cycle"] = round(statistics.median(runs.cycle_bytes))
+        bench.add(
+            Result(
+                CASE,
+                {"through": name, **params},
+                "cycles/s",
+                rates,
+                PLAIN,
+                runs.rates[PLAIN],
+                more=more,
+                goal=goal,
+            )
+        )
+    bench.add(
+        Result(
+            CASE,
+            {"through": "the leader's engine, beside bare appends", **params},
+            "cycles/s",
+            runs.rates[LEADER],
+            "what bare appends of that size carry",
+            runs.carried,
+        )
+    )
+
+
+async def _failovers(bench: Bench, servers: Any) -> None:
+    """Time from a kill of the leader to the next acknowledged write, by a client of three nodes."""
+    from support_etcd import TTL_S, looked
+    from support_nodes import nodes_of
+
+    gaps: list[float] = []
+    async with nodes_of(servers, shards=1, more=MORE) as nodes, nodes.connect() as engine:
+        queue = engine.queue("failover")
+        for turn in range(1 if bench.scale < 0.1 else FAILOVERS):
+            await queue.enqueue(load.PAYLOAD)
+            (leader,) = await nodes.led()
+            nodes.kill(leader)
+            began = time.perf_counter()
+            n = 0
+            while True:
+                n += 1
+                try:
+                    await queue.enqueue(load.PAYLOAD, dedup_key=f"{turn} {n}")
+                    break
+                except (lodeq.BusyError, lodeq.CommitUnknownError, lodeq.NotLeaderError):
+                    continue
+            gaps.append(time.perf_counter() - began)
+            nodes.start(leader)
+            await nodes.led()
+            await nodes.level()
+            # Two members have to suspect the next one.
+            await looked(nodes.have_sessions, bool, 30)
+    goal = Goal("median", most=1.0)  # by the probe: far less than the TTL
+    bench.add(Result(FAILOVER, {"TTL, s": TTL_S}, "s to the next write", gaps, goal=goal))
