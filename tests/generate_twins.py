@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import unasync
@@ -23,20 +24,30 @@ import unasync
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "client"
 TWINS = SOURCES / "blocking"
-GENERATED = ("engine_calls", "lease", "queue", "requests")
-BY_HAND = ("engine", "leases", "waits")
+GENERATED = (
+    *("cluster/claims", "cluster/fast_calls", "cluster/nodes", "cluster/spread"),
+    "cluster/transport",
+    *("engine_calls", "fast_calls", "lease", "queue", "requests"),
+)
+BY_HAND = ("cluster/together", "connect", "engine", "leases", "waits")
 NAMES = {
     name: f"Sync{name}"
     for name in (
-        "Link",
+        "ClusterFastCalls",
+        "ClusterTransport",
+        "FastCalls",
+        "FramedLink",
+        "Nodes",
+        "Transport",
         "RemoteCalls",
         "RemoteEngine",
         "RemoteLease",
         "RemoteLeaseStream",
         "RemoteQueue",
         "RemoteRequests",
+        "Workflow",
     )
-}
+} | {"aclose": "close"}
 # In texts, which are not tokens.
 TEXTS = {
     "<RemoteQueue ": "<SyncRemoteQueue ",
@@ -47,16 +58,27 @@ TEXTS = {
         '"""A queue of a client whose calls block."""'
     ),
     '"""The calls of a served engine:': '"""The calls of a served engine that block:',
+    "transport.framed_link": "transport.blocking_link",
+    "flows.workflow_handle": "flows.sync_workflow_handle",
+    "from .transport.shared_link import SharedLink\n": "",
+    "FramedLink | SharedLink": "FramedLink",
+    "The calls a queue lives by, the short way:": "The calls a queue lives by, blocking:",
     "of a client share.": "of a client that blocks share.",
     "that are requests to its server": "that are requests to its server, blocking",
 }
-IMPORT = re.compile(r"^(?P<indent>\s*from )(?P<dots>\.+)(?P<name>\w*)", re.MULTILINE)
+IMPORT = re.compile(r"^(?P<indent>\s*from )(?P<dots>\.+)(?P<name>[\w.]*)", re.MULTILINE)
 
 
-def one_deeper(match: re.Match[str]) -> str:
+def one_deeper(folder: str, match: re.Match[str]) -> str:
     """The import of a twin, which lies one folder deeper; twins import each other."""
-    is_beside = match["dots"] == "." and match["name"] in {*GENERATED, *BY_HAND}
-    return match["indent"] + match["dots"] + ("" if is_beside else ".") + match["name"]
+    up = len(match["dots"]) - 1
+    parts = [part for part in folder.split("/") if part]
+    path = "/".join([*parts[: len(parts) - up], *match["name"].split(".")])
+    is_twin = up <= len(parts) and path in {*GENERATED, *BY_HAND}
+    if is_twin or up > len(parts):
+        return match["indent"] + match["dots"] + ("" if is_twin else ".") + match["name"]
+    # From a twin's folder back to ``client``, and down again.
+    return match["indent"] + "." * (len(parts) + 2) + path.replace("/", ".")
 
 
 def formatted(text: str, path: Path) -> str:
@@ -74,16 +96,17 @@ def twin_of(name: str) -> str:
     """The text of a twin."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "async", f"{name}.py")
-        source.parent.mkdir()
-        text = (SOURCES / source.name).read_text("utf-8")
+        source.parent.mkdir(parents=True)
+        text = (SOURCES / f"{name}.py").read_text("utf-8")
         for found, instead in TEXTS.items():
             text = text.replace(found, instead)
         source.write_text(text, "utf-8")
         rule = unasync.Rule("/async/", "/blocking/", additional_replacements=NAMES)
         unasync.unasync_files([str(source)], [rule])
-        text = Path(folder, "blocking", source.name).read_text("utf-8")
+        text = Path(folder, "blocking", f"{name}.py").read_text("utf-8")
     head = f"# Generated from client/{name}.py by make twins; do not edit.\n"
-    return formatted(head + IMPORT.sub(one_deeper, text), TWINS / f"{name}.py")
+    inner = partial(one_deeper, name.rpartition("/")[0])
+    return formatted(head + IMPORT.sub(inner, text), TWINS / f"{name}.py")
 
 
 def main(arguments: list[str]) -> int:

@@ -56,7 +56,7 @@ NOUNS = {
     "wing",
 }
 NAMED_TUPLE = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
-KEY_FAMILIES = "begjlmoqrst"  # the letters that on-disk keys begin with
+KEY_FAMILIES = "abegjlmoqrst"  # the letters that on-disk keys begin with
 RECORD_KINDS = {0x4C, 0x4D, 0x52, 0x54}  # lease, stamp, result, task
 INDEX_KINDS = {0x64, 0x72, 0x78}  # delayed, ready, dead
 

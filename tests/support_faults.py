@@ -29,6 +29,8 @@ Done = Callable[[BaseException | None], None]
 class FaultStore:
     """A store under orders. ``refusals`` are raised by the next writes, one each."""
 
+    reads_beside = False
+
     def __init__(self, inner: Store) -> None:
         self.inner = inner
         self.refusals: deque[Exception] = deque()

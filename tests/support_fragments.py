@@ -63,6 +63,34 @@ async def a_store(run: Run) -> None:
         assert await restored.get(receipt.id) is not None
 
 
+async def an_open_engine(run: Run) -> None:
+    """Three dead letters, one of them of the customer and with the reason that the page has."""
+    async with lodeq.open("jobs") as engine:
+        queue = engine.queue("mail")
+        for customer, reason in (("7", "Timeout after 30 s"), ("8", "timeout"), ("7", "refused")):
+            await queue.enqueue(b"", function="send", labels={"customer": customer})
+            (lease,) = await queue.claim()
+            await lease.bury(reason)
+        names: dict[str, Any] = {"engine": engine}
+        await run(names)
+        assert (names["report"].done, names["task"].reason) == (1, "Timeout after 30 s")
+        (again,) = await queue.list("ready")
+        assert again.labels == {"customer": "7"}
+        assert len(await queue.dead_letters()) == 2
+
+
+async def an_engine_with_a_filter(run: Run) -> None:
+    async with lodeq.open("jobs") as engine:
+        queue = engine.queue("mail")
+        for reason in ("timeout", "refused"):
+            await queue.enqueue(b"", function="send")
+            (lease,) = await queue.claim()
+            await lease.bury(reason)
+        names = {"engine": engine, "failed": lodeq.TaskFilter(state="dead", reason="timeout")}
+        await run(names)
+        assert names["task"].reason == "timeout"
+
+
 def an_app() -> tuple[App, dict[str, Any]]:
     app = App("jobs")
 
@@ -112,6 +140,18 @@ async def a_module_with_an_app(run: Run) -> None:
         await names["send"].enqueue("a@example.org")
         assert (await app.drain()).completed == 1
     assert [name for name, span in seen if span >= 0] == ["send"]
+
+
+async def an_app_that_fans_out(run: Run) -> None:
+    app, names = an_app()
+    await run(names)
+    async with app:
+        await names["report"].enqueue(5)
+        assert (await app.drain()).completed == 7
+        (total,) = await app.engine.history("totals")
+        result = await app.engine.result(total.task_id)
+    assert result is not None
+    assert result.value == 0 + 1 + 4 + 9 + 16
 
 
 async def an_app_with_time(run: Run) -> None:
@@ -173,7 +213,10 @@ FRAMES: Mapping[str, Callable[[Run], Awaitable[None]]] = {
         a_task_function,
         a_test_module,
         a_web_service,
+        an_app_that_fans_out,
         an_app_with_time,
+        an_engine_with_a_filter,
         an_open_app,
+        an_open_engine,
     )
 }

@@ -11,7 +11,7 @@ from lodeq.engine.store.port import Op
 
 __all__ = ["FaultyStore", "ManualSpawner", "Timer", "on_loop", "settle"]
 
-HANG_S = 10.0  # nothing here waits for time: whoever is still waiting then, waits for ever
+HANG_S = 60.0  # nothing here waits for time: whoever is still waiting then, waits for ever
 
 
 def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -127,7 +127,7 @@ class Session:
     def __init__(self, folder: Path, given: dict[str, Callable[[Path], object]]) -> None:
         self._folder = folder
         self._given = given
-        self._jobs: list[Job | None] = []
+        self._jobs: dict[int, Job] = {}  # by number
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = str(probe.getsockname()[1])
@@ -143,9 +143,8 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for job in self._jobs:
-            if job is not None:
-                job.end(signal.SIGKILL)
+        for job in self._jobs.values():
+            job.end(signal.SIGKILL)
 
     def type(self, page: str) -> None:
         for mark in re.findall(r"^<!-- given: ([^>]+?) -->$", page, re.MULTILINE):
@@ -167,14 +166,13 @@ class Session:
             assert not installed_in_vain(command), command
         elif command.endswith("&"):
             job = Job(command.removesuffix("&"), self._folder, self._env)
-            self._jobs.append(job)
+            self._jobs[max(self._jobs, default=0) + 1] = job  # as an interactive shell counts
             assert told, f"line {line}: {command} says nothing to wait for"
             job.says(told)
         elif killed := re.fullmatch(r"kill %(\d+)", command):
-            job = self._jobs[int(killed[1]) - 1]
-            assert job is not None
+            job = self._jobs.pop(int(killed[1]), None)
+            assert job is not None, f"line {line}: {command}: no such job"
             assert job.end() == 0, f"line {line}: {command}"
-            self._jobs[int(killed[1]) - 1] = None
             job.says(told)
         else:
             out = self._run(["bash", "-c", command], line)

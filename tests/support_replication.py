@@ -7,30 +7,67 @@ node that is *cut* hears nothing and may still believe that it leads.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import lodeq
+from lodeq.coalescer.replicator import Done, Entry, Replica
+from lodeq.engine.records.frame import seal
+from lodeq.engine.records.task import has_body
+from lodeq.engine.runtime.clock import Clock
+from lodeq.engine.runtime.event_loop import Spawner
 from lodeq.engine.runtime.ids import SeededRng
 from lodeq.engine.store.port import Op
-from lodeq.replication.port import Done, Entry, Replica
 from lodeq.repository.api.open import OpenHandle, open_in_memory
 
-__all__ = ["Cluster", "Node", "Proposal", "rows"]
+__all__ = [
+    "OWN",
+    "OWN_FAMILIES",
+    "Cluster",
+    "Node",
+    "Proposal",
+    "names_of_bodies",
+    "rows",
+    "whole_pairs",
+    "whole_rows",
+]
+
+# Rows that a replica has for itself.
+OWN = {b"m/stamp", b"m/applied", b"m/files", b"m/health", b"m/journal"}
+OWN_FAMILIES = (b"b/", b"o/", b"j/")
 
 
 class Node:
     """One replica's side of the log: its ``Replicator``."""
+
+    entry_bytes_max = 1 << 30
+    definite_s = 0.0
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
         self.name = name
         self.replica: Replica | None = None
         self.is_cut = False
+        self.has_session = True
+        self.life: list[str] = []  # the calls that open and close it
         self.believes: dict[int, str | None] = {}  # what a cut node takes for the leader
         self.elected: dict[int, int] = {}  # the term in which it was elected last
 
-    def attach(self, replica: Replica) -> None:
+    async def prepare(self, path: str | None) -> None:
+        self.life.append("prepare")
+
+    async def start(self, replica: Replica, spawner: Spawner, clock: Clock) -> None:
+        self.life.append("start")
         self.replica = replica
+
+    async def closing(self) -> None:
+        self.life.append("closing")
+
+    async def closed(self) -> None:
+        self.life.append("closed")
+
+    def holds_session(self, shard: int) -> bool:
+        return self.has_session and not self.is_cut
 
     def leader(self, shard: int) -> str | None:
         return (self.believes if self.is_cut else self.cluster.leaders).get(shard)
@@ -50,6 +87,11 @@ class Node:
         """It hears nothing any more, and believes what it believed."""
         self.believes = dict(self.cluster.leaders)
         self.is_cut = True
+
+    def hear(self, entry: Entry) -> None:
+        """Somebody else's entry was committed."""
+        if self.replica is not None and not self.is_cut:
+            self.replica.apply(entry)
 
     def heal(self) -> None:
         """It hears again: who leads, and what it has missed."""
@@ -111,8 +153,8 @@ class Cluster:
         log.append(entry)
         done(entry)
         for other in self.nodes.values():
-            if other is not node and other.replica is not None and not other.is_cut:
-                other.replica.apply(entry)
+            if other is not node:
+                other.hear(entry)
 
     def release(self) -> None:
         """Commit what was held, in order, or refuse it. What a cut node proposes stays there."""
@@ -151,3 +193,37 @@ def rows(engine: lodeq.Engine) -> list[dict[bytes, bytes]]:
         del pairs[b"m/stamp"]
         found.append(pairs)
     return found
+
+
+def whole_rows(engine: lodeq.Engine) -> list[dict[bytes, bytes]]:
+    """Every row of every shard that replicas have in common: bodies put back in."""
+    return [
+        whole_pairs(dict(shard.store.scan(b"", b"\xff", 1 << 30)), shard.whole_record)
+        for shard in engine._core.shards
+    ]
+
+
+def whole_pairs(
+    pairs: Mapping[bytes, bytes], whole: Callable[[bytes, bytes], bytes | None]
+) -> dict[bytes, bytes]:
+    """``pairs`` without a replica's own; ``whole`` gives a record with its payload in it."""
+    found = {}
+    for key, value in pairs.items():
+        if key in OWN or key[:2] in OWN_FAMILIES:
+            continue
+        if key[:2] == b"t/" and has_body(value):
+            record = whole(key[2:], value)
+            assert record is not None, f"the payload of {key[2:].hex()} is lost"
+            value = seal(record[:-8])
+        found[key] = value
+    return found
+
+
+def names_of_bodies(log: Sequence[Entry]) -> list[bytes]:
+    """Keys in the entries of a log that say where a payload lies; there are to be none."""
+    return [
+        key
+        for entry in log
+        for key, value in entry.ops
+        if key[:2] in (b"b/", b"o/") or key == b"m/files" or (key[:2] == b"t/" and has_body(value))
+    ]

@@ -15,7 +15,8 @@ from lodeq.engine.records.policy import Policy, encode_policy
 from lodeq.engine.records.result import ResultRecord, Status, encode_result
 from lodeq.engine.records.rows import Ghost, IndexRow, Moved
 from lodeq.engine.records.task import NO_GHOST, TaskRecord, encode_task
-from lodeq.engine.recovery.verify import bucket_of, first_key
+from lodeq.engine.recovery.row_checks.first_keys import first_key
+from lodeq.engine.recovery.verify import bucket_of
 from lodeq.engine.runtime.ids import IdSource, SeededRng
 from lodeq.engine.store.port import Op, Rows, Store, StoreView
 
@@ -102,7 +103,7 @@ class Life:
         return self.n
 
     def count(self, task: Task, **deltas: int) -> None:
-        counts = self.counts.setdefault((task.record.queue, task.record.tenant), [0] * 5)
+        counts = self.counts.setdefault((task.record.queue, task.record.tenant), [0] * 6)
         for name, delta in deltas.items():
             counts[("ready", "delayed", "leased", "dead", "results").index(name)] += delta
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from support_loop import settle
 
-from lodeq import Backoff, Engine, Queue, TaskId
+from lodeq import Backoff, Engine, NewTask, Queue, TaskFilter, TaskId
+from lodeq.repository.model.flows.workflows import OnFailure
 from lodeq.testing import ManualClock
 
 __all__ = ["NONE", "Row", "Walk", "edges_drawn", "table"]
@@ -56,6 +57,15 @@ class Walk:
     async def bring_to(self, state: str, by: str) -> None:
         if state == NONE:
             return
+        if state == "waiting" or "workflow" in by:
+            await self.open_workflow("cancel" if "failure" in by else "run")
+            if state == "dead":
+                await self.flow.add([NewTask(b"", "members")])
+                await self.flow.seal()
+                await (await self.engine.queue("members").claim())[0].bury("no")
+                await self.claim()
+                await self.lease.bury("no")
+            return
         if (state, by) == ("delayed", "TTL"):  # one that was only delayed expires after it is due
             await self.enqueue()
             await self.claim()
@@ -91,13 +101,39 @@ class Walk:
         shard.store.write([(b"t/" + self.id, None)])
         assert await self.mail.claim() == []
 
+    async def open_workflow(self, on_failure: OnFailure = "run") -> None:
+        callback = NewTask(b"", "mail", ttl=100, max_attempts=2)
+        self.flow = await self.engine.workflow(callback, on_failure=on_failure)
+        assert self.flow.callback is not None
+        self.id = self.flow.callback
+
+    async def fire(self, *, fails: bool) -> None:
+        if fails:
+            (member,) = await self.flow.add([NewTask(b"", "members")])
+            await self.engine.cancel(member)
+        await self.flow.seal()
+
     async def replace(self) -> None:
         await self.mail.enqueue(b"", dedup_key="k", on_conflict="replace")
+
+    async def reprioritise(self) -> None:
+        """All of the queue: their order among each other is the same."""
+        report = await self.engine.act("reprioritise", TaskFilter(queue="mail"), priority=9)
+        assert report.done
+        assert (await self.engine.act("reprioritise", TaskFilter(), priority=9)).done == 0
+
+    async def delete(self) -> None:
+        assert (await self.engine.act("delete", TaskFilter(queue="mail"))).done == 1
+        assert (await self.engine.history()).results == ()
 
     async def move(self, by: str) -> None:
         moves: dict[str, Callable[[], Awaitable[object]]] = {
             "enqueue": self.enqueue,
             "enqueue with delay": lambda: self.enqueue(delay=20),
+            "open a workflow": self.open_workflow,
+            "fire": lambda: self.fire(fails=False),
+            "fire after a failure": lambda: self.fire(fails=True),
+            "redrive of its workflow": lambda: self.flow.redrive(),
             "promote": lambda: self.advance(21),
             "claim": self.claim,
             "claim of a damaged record": self.claim_damaged,
@@ -117,6 +153,8 @@ class Walk:
             "replace": self.replace,
             "TTL": lambda: self.advance(121),
             "redrive": lambda: self.mail.redrive([self.id]),
+            "reprioritise": self.reprioritise,
+            "delete": self.delete,
             "dead retention": lambda: self.advance(1002),
             "retention": lambda: self.advance(1002),
         }

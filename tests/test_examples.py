@@ -88,6 +88,8 @@ def test_webservice(tmp_path):
                 bad = web.post("/texts?name=b", content=b"\xff").json()["task"]
                 assert web.get(f"/texts/{bad}?wait=30").json()["status"] == "dead"
                 assert web.get("/texts/nothing").status_code == 422
+                unknown = web.get(f"/texts/{lodeq.TaskId(bytes(16))}")
+                assert (unknown.status_code, unknown.json()["detail"]) == (404, "no such text")
                 assert web.get("/health").json() == {"ok": True}
         finally:
             server.terminate()

@@ -46,7 +46,7 @@ def test_a_run_in_which_too_few_pass_fails(tmp_path, spread):
             env={"PYTHONPATH": str(TESTS), "PATH": ""},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
 

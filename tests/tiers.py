@@ -2,24 +2,31 @@
 
 ``--tier=commit`` is what `make test` runs: all that is quick, and of each proof marked ``sample`` a
 small one. ``--tier=rest`` is what that leaves out, and the same proofs in full. Without a tier
-everything runs in full. ``--at-least=N`` fails a run in which fewer tests passed.
+everything runs in full. ``--at-least=N`` fails a run in which fewer tests passed. In the end it
+says which tests made their process larger than it had ever been.
 """
 
 import os
+import resource
 from collections.abc import Iterator
 
 import pytest
 
 LATE = {"crash", "slow", "spark"}
 SMALL = {
+    "LODEQ_CLUSTER_SEEDS": "15",
     "LODEQ_CRASH_CYCLES": "20",
-    "LODEQ_FAULT_SITES": "20",
+    "LODEQ_FAULT_SITES": "10",
     "LODEQ_FLIPS": "1",
-    "LODEQ_KILL_POINTS": "20",
-    "LODEQ_POWER_IMAGES": "200",
+    "LODEQ_KILL_POINTS": "10",
+    "LODEQ_MOVE_SEEDS": "2",
+    "LODEQ_POWER_IMAGES": "100",
     "LODEQ_ROT": "20",
     "LODEQ_SIM_SEEDS": "100",
 }
+
+PEAK = pytest.StashKey[int]()
+GROWTH_MIB = 128  # of one test, that is worth a line
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +41,25 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ.setdefault(name, size)  # before the modules that read it
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Floor(config.getoption("--at-least")))
+        config.pluginmanager.register(Growth())
+
+
+def peak_mib() -> int:
+    """The most memory this process has ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[PEAK] = peak_mib()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append(("grown_mib", peak_mib() - item.stash[PEAK]))
 
 
 def is_in(tier: str, marks: set[str]) -> bool:
@@ -72,3 +98,20 @@ class Floor:
 
     def _is_below(self) -> bool:
         return self._passed < self._least
+
+
+class Growth:
+    """Names the tests that need much memory: no duration shows them."""
+
+    def __init__(self) -> None:
+        self._grown: list[tuple[int, str]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            mib = int(dict(report.user_properties).get("grown_mib", 0))
+            if mib >= GROWTH_MIB:
+                self._grown.append((mib, report.nodeid))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for mib, name in sorted(self._grown, reverse=True)[:10]:
+            terminalreporter.write_line(f"{mib:,} MiB more than ever before: {name}")

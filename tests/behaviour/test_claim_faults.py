@@ -16,7 +16,7 @@ from lodeq import (
 )
 from lodeq.engine.records.keyspace import GHOST, bucket_prefix, ready_prefix
 from lodeq.engine.store.memory import MemoryStore
-from lodeq.repository.state.ready_cache import ReadyCache
+from lodeq.repository.state.caches.ready_cache import ReadyCache
 from lodeq.repository.tasks import lease_grant
 from lodeq.repository.tasks.claim_order import pick, refill
 
@@ -255,6 +255,7 @@ async def test_a_backlog_on_disk_is_delivered_whole_however_its_ids_lie(clock, m
 
 async def test_everybody_who_waits_hears_why_what_is_ready_cannot_be_read():
     async with faulty() as rig:
+        rig.core.held_bytes_max = 0  # records from the store
         await rig.queue.enqueue(b"x", delay=1)
         waiting = [asyncio.ensure_future(rig.queue.claim(wait=60)) for _ in range(2)]
         await settle()
@@ -296,3 +297,26 @@ async def test_a_claim_of_one_that_cannot_be_granted_leaves_the_task_in_line(
         assert [left.payload for left in await queue.claim(limit=9)] == [b"y"]
         await sound(engine)
     assert len(reports) == is_waiting
+
+
+async def test_a_dedup_entry_that_cannot_be_read_leaves_the_completed_task_whole(
+    clock, monkeypatch
+):
+    """Of a store that has been upgraded: whose entry it is decides a read."""
+    async with in_memory(clock) as engine:
+        queue, (shard,) = engine.queue("mail"), engine._core.shards
+        await queue.enqueue(b"1", dedup_key="k")
+        (lease,) = await queue.claim()
+
+        def unreadable(*_):
+            raise CorruptionError("block checksum mismatch")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("lodeq.repository.state.rows.dedup_entries.is_old_entry", unreadable)
+            shard.old_ghosts = 1
+            with pytest.raises(CorruptionError):
+                await lease.complete(b"ok")
+            shard.old_ghosts = 0
+        await lease.complete(b"ok")
+        assert (await engine.result(lease.task_id)).value == b"ok"
+        assert (await engine.verify()).ok

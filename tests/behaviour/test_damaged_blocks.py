@@ -14,7 +14,7 @@ from lodeq.coalescer.paged import paged
 from lodeq.engine.store.rocks import RocksStore
 from lodeq.engine.store.upkeep import compact
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 N = 1500
 
 
@@ -247,6 +247,7 @@ async def test_an_unreadable_dedup_key_costs_only_itself(tmp_path, clock):
         assert "reads of ghost rows failed" in " ".join((await engine.health()).reasons)
 
 
+@pytest.mark.usefixtures("no_history")
 async def test_an_unreadable_result_costs_only_itself(tmp_path, clock):
     ids = []
 
@@ -402,6 +403,7 @@ async def test_a_load_whose_rows_lie_in_a_known_range_is_found(tmp_path, clock, 
         ]
 
 
+@pytest.mark.usefixtures("no_history")
 async def test_what_waits_in_a_damaged_block_of_expiry_rows_is_as_health_says(tmp_path, clock):
     """Whatever another table has there: nobody knows its key, so it waits for a salvage."""
 

@@ -254,7 +254,7 @@ async def test_a_load_of_format_1_is_staged_again(tmp_path: Path, monkeypatch: A
 async def test_a_reshard_brings_secret_and_count_along(tmp_path: Path) -> None:
     path, clock = tmp_path / "s", StillClock()
     ids = await filled(path, clock)
-    with pytest.raises(FormatTooOldError, match="open the store once"):
+    with pytest.raises(FormatTooOldError, match="start its service once with this release"):
         reshard(path, 2)
     async with opened(path, clock) as engine:
         new = (await engine.queue("mail").enqueue(b"x", dedup_key="new")).id

@@ -9,7 +9,7 @@ from support_faults import faulty
 import lodeq
 import lodeq.testing
 from lodeq import Backoff, DuplicateTaskError, LeaseLostError, NewTask
-from lodeq.repository.state.ready_cache import WINDOW_ROWS
+from lodeq.repository.state.caches.ready_cache import WINDOW_ROWS
 from lodeq.repository.tasks import claim as claim_module
 
 pytestmark = pytest.mark.anyio
@@ -233,6 +233,7 @@ async def test_a_task_can_be_delayed_after_the_only_delayed_one_was_cancelled(cl
         assert await drain(queue) == [b"b"]
 
 
+@pytest.mark.usefixtures("no_history")
 async def test_a_restart_obeys_the_policies_that_only_the_task_records_know(tmp_path):
     clock = StillClock()
     async with lodeq.open(tmp_path / "s", clock=clock) as engine:

@@ -17,6 +17,7 @@ from lodeq.coalescer.write_pause import writes_paused
 from lodeq.engine.bulk import inbox
 from lodeq.engine.bulk.reader import open_shard
 from lodeq.engine.records.keyspace import INGESTED, prefix_end
+from lodeq.engine.records.rows import FORMAT_VERSION
 from lodeq.repository.bulk import conflicts, ingest, load, manifest_check
 from lodeq.repository.bulk.stage import SIDE_BY_SIDE
 
@@ -40,7 +41,7 @@ def cut_manifest(path: Path) -> None:
 
 
 def newer_manifest(path: Path) -> None:
-    rewrite(path, store_format=3)
+    rewrite(path, store_format=FORMAT_VERSION + 1)
 
 
 def other_shards(path: Path) -> None:

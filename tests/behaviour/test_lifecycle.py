@@ -17,7 +17,6 @@ import lodeq
 from lodeq.engine.records.keyspace import EVENTS, EVENTS_END, events_key
 from lodeq.engine.store.rocks import RocksStore
 from lodeq.errors import InvalidNameError, StorePathError, UsageError
-from lodeq.replication.port import Replicator
 from lodeq.repository.background import event_publisher as pumping
 from lodeq.repository.background.event_publisher import EventPublisher
 from lodeq.segments.journal.sync import SyncJob
@@ -411,9 +410,6 @@ async def test_it_lies_within_the_store_and_is_nobody_elses(tmp_path: Path) -> N
 
 @on_loop
 async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    class Log(Replicator):
-        """Never asked."""
-
     for journal in ("", "Tasks", "../x", "a/b", 7):
         with pytest.raises(InvalidNameError):
             opened(tmp_path, journal=journal)
@@ -427,8 +423,6 @@ async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         opened(tmp_path, journal=None, journal_roll=lodeq.journal.Roll())
     with pytest.raises(UsageError):
         opened(tmp_path, journal_roll=7)
-    with pytest.raises(UsageError):
-        opened(tmp_path, replicator=Log())
     with pytest.raises(StorePathError):
         open_tailer(tmp_path / "s", "tasks")
     assert not (tmp_path / "s").exists()

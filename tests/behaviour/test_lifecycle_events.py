@@ -20,6 +20,9 @@ from lodeq.testing import open as open_testing
 KINDS = {
     "enqueue": ("ENQUEUED", ""),
     "enqueue with delay": ("ENQUEUED", ""),
+    "open a workflow": ("ENQUEUED", ""),
+    "fire after a failure": ("CANCELLED", "1 of the 1 tasks it waited for did not complete"),
+    "redrive of its workflow": ("REDRIVEN", ""),
     "claim": ("CLAIMED", ""),
     "claim of a damaged record": ("DIED", "record missing or damaged"),
     "complete": ("COMPLETED", ""),
@@ -82,7 +85,7 @@ async def test_a_transition_is_one_event(row: Row) -> None:
         if start == "–":
             mine = [event for event in mine if event.task_id == walk.id]
         kind, reason = KINDS.get(by, (None, ""))
-        if start == "dead" and by in ("purge", "replace"):
+        if start == "dead" and by in ("purge", "replace", "delete"):
             kind = "FORGOTTEN"
         if by == "claim of a damaged record":
             mine = mine[2:]

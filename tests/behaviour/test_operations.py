@@ -148,6 +148,7 @@ async def test_a_lease_that_was_lost_cancels_nobody(engine, clock):
     assert not (await queue.enqueue(b"y", dedup_key="k")).duplicate
 
 
+@pytest.mark.usefixtures("no_history")
 async def test_keep_false_and_retention_zero_leave_nothing(engine):
     for queue, keep in ((engine.queue("a"), False), (engine.queue("b", retention=0), True)):
         task = await queue.enqueue(b"x")

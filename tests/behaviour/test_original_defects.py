@@ -80,6 +80,7 @@ async def test_ttl_and_retention_never_touch_live_tasks(clock):
         await sound(engine)
 
 
+@pytest.mark.usefixtures("no_history")
 async def test_results_ghosts_and_dead_letters_expire(clock):
     async with in_memory(clock) as engine:
         queue = engine.queue("mail", retention=100, dead_retention=1000, max_attempts=1)
@@ -254,6 +255,7 @@ async def test_memory_does_not_grow_with_the_queues_polled(clock):
         assert not core.leases
 
 
+@pytest.mark.usefixtures("no_history")
 async def test_memory_does_not_grow_with_the_queues_used(clock):
     async with in_memory(clock) as engine:
         for i in range(100):

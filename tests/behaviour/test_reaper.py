@@ -7,8 +7,10 @@ from support_behaviour import in_memory, payloads, settle, sound, until
 from support_faults import faulty
 
 import lodeq
+import lodeq.testing
 from lodeq import ALL_TENANTS, Backoff, CommitUnknownError, Limits, NewTask
 from lodeq.repository.background import reaper as reaper_module
+from lodeq.repository.background.reaper import Reaper
 
 pytestmark = pytest.mark.anyio
 
@@ -198,6 +200,61 @@ async def test_the_reaper_outlives_a_poisoned_shard():
         assert len(await rig.queue.claim(limit=20, lease=10)) == len(back)
 
 
+async def full_of_results(engine, clock, count):
+    """A queue with so many results, in expiry rows of many moments."""
+    queue = engine.queue("mail")
+    for _ in range(count // 64):
+        await ended(engine, queue)
+        await clock.advance(1)
+    return queue
+
+
+async def ended(engine, queue):
+    """A batch of tasks ends."""
+    await queue.enqueue_many([NewTask(b"x")] * 64)
+    await engine.complete_many([(lease, None) for lease in await queue.claim(limit=64)])
+
+
+async def test_a_pass_removes_what_was_too_much_when_it_began(clock):
+    """Results that come meanwhile are the next pass's: others are due, too."""
+    async with in_memory(clock, limits=Limits(results_max=6400), reaper=False) as engine:
+        queue = await full_of_results(engine, clock, 9600)
+        reaper = Reaper(engine._core)
+        slices = 0
+        for _ in reaper._slices():
+            slices += 1
+            assert slices < 20
+            await ended(engine, queue)
+        assert engine._core.shards[0].results == 6400 + 64 * slices
+        await sound(engine)
+
+
+async def test_a_store_at_results_max_looks_for_the_oldest_now_and_then(clock, monkeypatch):
+    """Not for each batch of ends: to look costs more than what is removed."""
+    looked = []
+    real = reaper_module.sweep
+
+    def sweep(*given):
+        looked.append(given[4])
+        return real(*given)
+
+    monkeypatch.setattr(reaper_module, "sweep", sweep)
+    async with in_memory(clock, limits=Limits(results_max=64_000), reaper=False) as engine:
+        queue = await full_of_results(engine, clock, 64_000)
+        reaper, shard = Reaper(engine._core), engine._core.shards[0]
+        for _ in range(100):
+            await ended(engine, queue)
+            for _ in reaper._slices():
+                pass
+            await settle()
+            assert shard.results <= 64_000 + 1000 + 64  # a 64th of the bound may wait
+        assert len([over for over in looked if over > 0]) < 20
+        await clock.advance(1.1)
+        for _ in reaper._slices():
+            pass
+        assert shard.results == 64_000
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 async def test_results_beyond_results_max_go_oldest_first(clock, shards):
     async with in_memory(clock, limits=Limits(results_max=20), shards=shards) as engine:
@@ -235,6 +292,7 @@ async def test_due_tasks_of_many_queues_and_slices_are_promoted(clock):
         await sound(engine)
 
 
+@pytest.mark.usefixtures("no_history")
 async def test_a_redriven_task_is_counted_once_when_results_are_too_many(clock):
     """Its first end has left a hint behind that names the result of its second."""
     async with in_memory(clock, limits=Limits(results_max=2)) as engine:
@@ -266,6 +324,7 @@ async def test_what_is_filed_behind_a_sweep_is_swept_all_the_same(clock):
         await sound(engine)
 
 
+@pytest.mark.usefixtures("no_history")
 async def test_a_hint_that_fired_too_early_is_filed_again(clock):
     """A leased task's TTL and a live task's ghost are left alone; then the clock steps back."""
     async with in_memory(clock) as engine:
@@ -288,6 +347,7 @@ async def test_a_hint_that_fired_too_early_is_filed_again(clock):
         await sound(engine)
 
 
+@pytest.mark.usefixtures("no_history")
 async def test_lanes_are_forgotten_in_turns_and_none_that_is_needed_again(clock, monkeypatch):
     monkeypatch.setattr(reaper_module, "LANES", 4)
     async with in_memory(clock) as engine:
@@ -345,3 +405,19 @@ async def test_resuming_one_tenant_looks_at_no_other(clock):
         await every.resume()
         assert len(await waiting) == 1
         assert lanes.looks
+
+
+async def test_what_falls_due_during_a_pass_does_not_prolong_it():
+    """Else a steady stream of delayed tasks keeps it from leases, results and workflows."""
+    clock = lodeq.testing.ManualClock()
+    async with lodeq.testing.open(clock=clock, reaper=False) as engine:
+        mail = engine.queue("mail")
+        for delay in (1, 2, 3):
+            await mail.enqueue(b"x", delay=delay)
+        clock.advance(1.5)
+        promoting = Reaper(engine._core)._promote()
+        steps = 0
+        for _ in promoting:
+            steps += 1
+            clock.advance(1)
+        assert steps == 1

@@ -70,6 +70,7 @@ async def still_reaps(rig):
 
 async def test_a_failed_read_while_promoting_is_tried_again_and_told_once():
     async with faulty() as rig:
+        rig.core.held_bytes_max = 0  # delayed rows from the store
         await rig.queue.enqueue(b"later", delay=5)
         broken = BrokenScan(rig.store)
         await rig.clock.advance(6)
@@ -86,6 +87,7 @@ async def test_a_failed_read_while_promoting_is_tried_again_and_told_once():
         assert (await rig.engine.verify()).ok
 
 
+@pytest.mark.usefixtures("no_history")
 @pytest.mark.parametrize("skip", [0, 1])  # the sweep itself, and its look at what comes next
 async def test_a_failed_read_while_sweeping_is_tried_again(skip):
     async with faulty() as rig:
@@ -102,6 +104,7 @@ async def test_a_failed_read_while_sweeping_is_tried_again(skip):
         assert (await rig.engine.verify()).ok
 
 
+@pytest.mark.usefixtures("no_history")
 async def test_a_shard_that_cannot_be_read_does_not_hold_up_the_others():
     async with faulty(shards=2) as rig:
         queue = rig.engine.queue("short", retention=2)
@@ -152,6 +155,7 @@ async def test_leases_that_could_not_be_reaped_are_reaped_in_a_later_pass(monkey
 async def test_a_clock_that_is_moved_by_hand_goes_past_a_failed_read():
     clock = ManualClock()
     async with lodeq.testing.open(clock=clock) as engine:
+        engine._core.held_bytes_max = 0  # delayed rows from the store
         queue = engine.queue("mail")
         await queue.enqueue(b"later", delay=5)
         overlay = engine._core.shards[0].overlay
@@ -198,6 +202,7 @@ async def test_health_tells_of_a_reaper_that_has_ended():
 # -- nothing to do, again and again ----------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_history")
 async def test_the_reaper_rests_beside_a_poisoned_shard():
     async with faulty(shards=2) as rig:
         queue = rig.engine.queue("short", retention=2)
@@ -362,6 +367,7 @@ class BrokenGet:
         self.store.get = self._get
 
 
+@pytest.mark.usefixtures("no_history")
 @pytest.mark.parametrize("n", [1, 200])  # also more than a slice of them
 async def test_a_row_that_cannot_be_read_does_not_hold_up_those_behind_it(n):
     async with faulty() as rig:
@@ -390,6 +396,7 @@ async def test_a_row_that_cannot_be_read_does_not_hold_up_those_behind_it(n):
         assert (await rig.engine.verify()).ok
 
 
+@pytest.mark.usefixtures("no_history")
 async def test_a_failed_read_beside_final_results_does_not_count_them_twice():
     async with faulty() as rig:
         known, lost = (rig.engine.queue(n, retention=2) for n in ("known", "lost"))
@@ -416,6 +423,7 @@ async def test_a_failed_read_beside_final_results_does_not_count_them_twice():
         assert (await rig.engine.verify()).ok
 
 
+@pytest.mark.usefixtures("no_history")
 async def test_a_group_that_cannot_be_sealed_does_not_end_the_reaper():
     uncountable = CounterOwner(b"key", bytes(16))
     uncountable.ready = -1  # no row can hold it
@@ -450,6 +458,7 @@ async def test_a_scan_that_comes_one_byte_further_is_not_begun_anew(monkeypatch,
 
     async with lodeq.testing.open(clock=clock) as engine:
         queue = engine.queue("mail")
+        engine._core.held_bytes_max = 0  # delayed rows from the store
         await queue.enqueue(b"x", delay=60)
         for name in scans:
             monkeypatch.setattr(Overlay, name, one_byte(name))

@@ -45,6 +45,7 @@ async def test_holds_what_was_acknowledged_before_it_and_agrees_with_itself(tmp_
     async with open_(tmp_path / "s", shards=3) as engine:
         mail = engine.queue("mail")
         stop = False
+        await mail.enqueue_many([lodeq.NewTask(n, shard_key=str(n)) for n in range(30)])
 
         async def work():
             while not stop:

@@ -128,6 +128,44 @@ async def test_tasks_come_by_priority_then_in_order(queue):
     assert [lease.payload for lease in leases] == [2, 4, 0, 3, 1]
 
 
+POLICIES = [{}, {"priority": 7}, {"dedup_key": "k"}, {"function": "send"}, {"delay": 0.0}]
+
+
+@pytest.mark.parametrize("options", POLICIES, ids=str)
+async def test_a_task_may_carry_a_policy_of_its_own(queue, options):
+    retry = lodeq.Backoff("fixed", base=5.0)
+    await queue.enqueue(b"x", retry=retry, retention=60, dead_retention=90.0, **options)
+    (lease,) = await queue.claim()
+    policy = lease.policy
+    assert policy[5:] == (60_000, 90_000)
+    assert policy.backoff_base_ms == 5_000
+    assert policy.max_attempts == 5  # the queue's: it has none of its own
+    await lease.nack()
+    assert (await counts(queue)) == {"delayed": 1}
+
+
+@pytest.mark.parametrize("name", ["retry", "retention", "dead_retention"])
+async def test_each_part_of_a_policy_holds_by_itself(queue, name):
+    given = {"retry": lodeq.Backoff(cap=7.0), "retention": 0, "dead_retention": 90}[name]
+    await queue.enqueue(b"x", **{name: given})
+    policy = (await queue.claim_one()).policy
+    default = lodeq.Backoff()
+    own = policy.backoff_cap_ms, policy.retention_ms, policy.dead_retention_ms
+    changed = {"retry": 0, "retention": 1, "dead_retention": 2}[name]
+    usual = (round(default.cap * 1000), 3_600_000, 604_800_000)
+    assert own[changed] == (7_000, 0, 90_000)[changed]
+    assert own[:changed] + own[changed + 1 :] == usual[:changed] + usual[changed + 1 :]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"retry": "often"}, {"retention": -1}, {"dead_retention": "long"}], ids=str
+)
+async def test_a_policy_that_cannot_be_is_refused(queue, wrong):
+    with pytest.raises(lodeq.UsageError):
+        await queue.enqueue(b"x", **wrong)
+    assert await counts(queue) == {}
+
+
 async def test_many_at_once(engine, queue):
     receipts = await queue.enqueue_many(
         [lodeq.NewTask(n, shard_key=str(n)) for n in range(50)] + [lodeq.NewTask(50)]
@@ -337,6 +375,35 @@ async def test_pause_and_resume(queue):
         await queue.resume()
         (lease,) = await call.result()
     assert lease.payload == b"x"
+
+
+async def test_a_resume_without_a_tenant_undoes_both_pauses(engine, queue):
+    every = engine.queue("mail", tenant=lodeq.ALL_TENANTS)
+    await queue.enqueue(b"x")
+    await queue.pause()
+    assert not (await queue.stats()).is_queue_paused
+    await every.pause()
+    assert (await queue.stats()).is_queue_paused
+    assert (await engine.queues())["mail", ""].is_queue_paused
+    assert await queue.resume() is True
+    assert not (await queue.stats()).is_paused
+    assert len(await queue.claim()) == 1
+
+
+async def test_a_tenant_resumes_its_own_pause_and_learns_of_the_other(engine):
+    acme, beta = (engine.queue("mail", tenant=name) for name in ("acme", "beta"))
+    every = engine.queue("mail", tenant=lodeq.ALL_TENANTS)
+    for one in (acme, beta):
+        await one.enqueue(b"x")
+        await one.pause()
+    await every.pause()
+    assert await acme.resume() is False
+    assert await acme.claim() == []
+    assert await engine.queue("mail").resume() is True  # the whole queue; beta has its own
+    assert len(await acme.claim()) == 1
+    assert await beta.claim() == []
+    assert await every.resume() is True
+    assert len(await beta.claim()) == 1
 
 
 async def test_purge(engine, queue):

@@ -11,7 +11,7 @@ from lodeq.engine.runtime.ids import seeded
 from lodeq.engine.store.memory import MemoryStore
 from lodeq.engine.store.rocks import SKIPS, RocksStore
 from lodeq.engine.store.rocks_options import SharedMemory
-from lodeq.errors import ClosedError, LodeqError, UsageError
+from lodeq.errors import ClosedError, LodeqError, NotLeaderError, UsageError
 from lodeq.testing.simulation.disk import SimDisk, SimStore
 from lodeq.testing.simulation.loop import SimLoop, SimTime
 
@@ -336,7 +336,39 @@ def test_close_is_idempotent(store):
     assert not Path("never-made").exists()
 
 
-def assert_closed(view):
+def test_a_retired_store_refuses_as_it_was_asked_to(store):
+    store.write([(b"k", b"v")])
+    view = store.snapshot()
+    close = store.retire(lambda: NotLeaderError("elsewhere"))
+    for _ in range(2):
+        assert_closed(store, NotLeaderError)
+        assert_closed(view, NotLeaderError)
+        for call in (
+            lambda: store.write([(b"k", b"v")]),
+            lambda: store.run(print, print),
+            store.flush,
+            store.snapshot,
+            lambda: store.checkpoint("never-made"),
+            lambda: store.property_int("rocksdb.estimate-num-keys"),
+        ):
+            with pytest.raises(NotLeaderError, match="elsewhere"):
+                call()
+        close()
+        store.close()
+
+
+def test_a_retired_store_gives_its_folder_free(tmp_path):
+    store = open_rocks(tmp_path / "db")
+    store.write([(b"k", b"v")])
+    first = store.retire(lambda: NotLeaderError("elsewhere"))  # whoever did it was cut short
+    store.retire(lambda: NotLeaderError("elsewhere"))()
+    again = open_rocks(tmp_path / "db")
+    first()
+    assert again.get(b"k") == b"v"
+    again.close()
+
+
+def assert_closed(view, kind=ClosedError):
     for call in (
         lambda: view.get(b"k"),
         lambda: view.multi_get([b"k"]),
@@ -346,7 +378,7 @@ def assert_closed(view):
         lambda: view.scan_part(b"", TOP, 10),
         lambda: view.scan_last(b"", TOP),
     ):
-        with pytest.raises(ClosedError):
+        with pytest.raises(kind):
             call()
 
 

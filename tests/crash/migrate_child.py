@@ -14,7 +14,7 @@ from lodeq.repository.background import body_liveness
 from lodeq.segments.bodies.files import BodyFiles
 
 STEPS = (
-    (BodyFiles, "append"),
+    (BodyFiles, "append_all"),
     (BodyFiles, "sync"),
     (BodyFiles, "unlink"),
     (RocksStore, "write"),

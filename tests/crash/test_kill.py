@@ -22,7 +22,7 @@ from crash.rounds import ROUND_CYCLES, Round
 
 from lodeq.testing import BrokenError
 
-CYCLES = int(os.environ.get("LODEQ_CRASH_CYCLES", "500"))
+CYCLES = int(os.environ.get("LODEQ_CRASH_CYCLES", "250"))
 SEED = int(os.environ.get("LODEQ_CRASH_SEED") or random.SystemRandom().randrange(1 << 32))
 
 # As long as what is asked for may take: a fixed limit would end the long run, and not a hang.

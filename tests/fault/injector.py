@@ -106,7 +106,7 @@ class Injector:
         return self._lib.lodeq_fault_hits()
 
     def events(self) -> list[Event]:
-        """What has been called, oldest first. Reads only if they failed."""
+        """All calls so far, oldest first. Reads only if they failed."""
         found = (
             self._lib.lodeq_fault_event(i).contents for i in range(self._lib.lodeq_fault_events())
         )

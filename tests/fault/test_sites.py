@@ -21,7 +21,7 @@ from fault.injector import preloaded
 from fault.judge import BrokenError
 from fault.planted import PLANTS
 
-SITES = int(os.environ.get("LODEQ_FAULT_SITES", "200"))
+SITES = int(os.environ.get("LODEQ_FAULT_SITES", "100"))
 WORKERS = 4
 NTHS = (1, 2, 3, 5, 8, 13, 21)
 # What each planted bug is looked for with: a plan it must show in, from the n-th call on.

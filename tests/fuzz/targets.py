@@ -19,6 +19,7 @@ from typing import Any
 import xxhash
 import zstandard
 from fuzz.import_targets import IMPORTS
+from fuzz.link_targets import LINKS
 from fuzz.load_targets import LOADS
 from fuzz.segment_files import SEGMENT_FILES
 from fuzz.segment_targets import SEGMENT_TARGETS
@@ -27,15 +28,28 @@ from fuzz.target import Example, Target, _b, _id, _q
 from lodeq.engine.records import events as ev
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows
+from lodeq.engine.records import workflow as wf
+from lodeq.engine.records.attempts import AttemptRecord, decode_attempts, encode_attempts
 from lodeq.engine.records.compression import inflate
+from lodeq.engine.records.face import Face, pack_face, unpack_face
 from lodeq.engine.records.frame import open_frame, seal
 from lodeq.engine.records.lease import LeaseRecord, decode_lease, encode_lease
 from lodeq.engine.records.policy import Policy, decode_policy, encode_policy
+from lodeq.engine.records.progress import ProgressRecord, decode_progress, encode_progress
+from lodeq.engine.records.queues import functions as fn
+from lodeq.engine.records.queues.queue_settings import decode_queue_settings, encode_queue_settings
 from lodeq.engine.records.result import ResultRecord, decode_result, encode_result
 from lodeq.engine.records.task import TaskRecord, decode_task, encode_task
 from lodeq.engine.recovery import checkpoint, watermark
 from lodeq.engine.recovery.table_blocks import StrangeError, unpacked, varint
+from lodeq.engine.values import Setting
 from lodeq.errors import CorruptionError, FormatTooNewError, OpenError, RecordCorruptError
+from lodeq.repository.model.calls.functions import (
+    FunctionParameter,
+    PublishedFunction,
+    pack_function,
+    unpack_function,
+)
 from lodeq.repository.model.codec import decode_headers, decode_value, encode_headers, encode_value
 from lodeq.segments.lifecycle import Reader
 
@@ -163,6 +177,10 @@ def _event_row(rng: random.Random) -> bytes:
 
 def _encode_event_row(row: ev.EventRow) -> bytes:
     return ev.encode_event_row(row.shard, row.commit_seq, [ev.encode_run(run) for run in row.runs])
+
+
+def _begin_row(rng: random.Random) -> bytes:
+    return ev.encode_begin_row(rng.randrange(4096), _q(rng))
 
 
 def _start_row(rng: random.Random) -> bytes:
@@ -341,6 +359,54 @@ def _record(
     )
 
 
+def _queue_settings(r: random.Random) -> bytes:
+    values = (3, True, (10, 1000), -1)
+    given = {
+        name: Setting(r.choice(values), "function send", _q(r))
+        for name in ("rate", "faces", "of-later")
+        if r.random() < 0.7
+    }
+    return encode_queue_settings(given)
+
+
+def _attempts(r: random.Random) -> bytes:
+    return encode_attempts(
+        [
+            AttemptRecord(n, r.randrange(1, 4), _q(r), _q(r), _b(r, 40), b"e" * r.randrange(600))
+            for n in range(1, r.randrange(2, 14))
+        ]
+    )
+
+
+def _face(r: random.Random) -> bytes:
+    labels = tuple(f"k{n}=ä" for n in range(r.randrange(4)))
+    return pack_face(Face(r.choice(("", "send")), r.choice(("", "to='a'")), labels))
+
+
+def _join(r: random.Random) -> bytes:
+    return wf.encode_join(
+        wf.JoinRecord(
+            r.randrange(1, 4),
+            r.randrange(1, 4),
+            r.randrange(16),
+            *(r.getrandbits(32) for _ in range(4)),
+            _q(r),
+            _q(r),
+            _id(r),
+            _id(r),
+            _id(r),
+            _b(r, 65),
+        )
+    )
+
+
+def _edges(r: random.Random) -> bytes:
+    count = r.randrange(5)
+    return wf.encode_edges(
+        [wf.Edge(r.randrange(2), r.getrandbits(32), _id(r)) for _ in range(count)]
+    )
+
+
 def _meta(
     name: str, make: Callable[[random.Random], bytes], spread: bool = False, *more: type[Exception]
 ) -> Target:
@@ -362,6 +428,44 @@ TARGETS = (
         "lease": _record(_R + "lease.decode_lease", _lease, decode_lease, encode_lease),
         "result": _record(_R + "result.decode_result", _result, decode_result, encode_result),
         "policy": Target((_R + "policy.decode_policy",), _policy, _decode_policy, encode_policy),
+        "attempts": _record(
+            _R + "attempts.decode_attempts", _attempts, decode_attempts, encode_attempts
+        ),
+        "progress": _record(
+            _R + "progress.decode_progress",
+            lambda r: encode_progress(
+                ProgressRecord(_q(r), r.choice((None, 0.0, 0.5, 1.0)), _b(r, 257))
+            ),
+            decode_progress,
+            encode_progress,
+        ),
+        "face": Target(  # what is no face is none: nothing is raised
+            (_R + "face.unpack_face",), _face, unpack_face, pack_face, errors=()
+        ),
+        "join": _record(_R + "workflow.decode_join", _join, wf.decode_join, wf.encode_join),
+        "part": _record(
+            _R + "workflow.decode_part",
+            lambda r: wf.encode_part(
+                wf.PartRecord(r.randrange(5), r.getrandbits(32), _q(r), _id(r))
+            ),
+            wf.decode_part,
+            wf.encode_part,
+        ),
+        "edges": _record(_R + "workflow.decode_edges", _edges, wf.decode_edges, wf.encode_edges),
+        "workflow_key": _record(
+            _R + "workflow.decode_key",
+            lambda r: wf.encode_key(_id(r)),
+            wf.decode_key,
+            wf.encode_key,
+        ),
+        "outbox": _record(
+            _R + "workflow.decode_outbox",
+            lambda r: wf.encode_outbox(
+                wf.OutboxRecord(r.randrange(5), r.getrandbits(32), r.getrandbits(32), _q(r))
+            ),
+            wf.decode_outbox,
+            wf.encode_outbox,
+        ),
         "index_row": _meta("index_row", _index_row),
         "moved": _meta("moved", lambda r: rows.encode_moved(rows.Moved(3, _index_key(r)))),
         "ghost": _meta("ghost", lambda r: rows.encode_ghost(rows.Ghost(_id(r), _q(r)))),
@@ -373,14 +477,30 @@ TARGETS = (
             fix=reseal,
         ),
         "counters": _meta(
-            "counters", lambda r: rows.encode_counters(*(_q(r) for _ in range(5))), True
+            "counters",
+            lambda r: rows.encode_counters(*(_q(r) for _ in range(r.choice((5, 6))))),
+            True,
         ),
         "pause": _meta("pause", lambda r: rows.encode_pause(_q(r))),
+        "queue_settings": _record(
+            _R + "queues.queue_settings.decode_queue_settings",
+            _queue_settings,
+            decode_queue_settings,
+            encode_queue_settings,
+        ),
+        "queue_settings_key": Target(
+            (_R + "keyspace.decode_queue_settings_key",),
+            lambda r: ks.queue_settings_key(_name(r)),
+            ks.decode_queue_settings_key,
+            ks.queue_settings_key,
+            is_canonical=True,
+        ),
         "stamp": _meta(
             "stamp", lambda r: rows.encode_stamp(rows.Stamp(1, 4, 0, _id(r))), False, OpenError
         ),
         "open": _meta("open", lambda r: rows.encode_open(_q(r))),
         "files": _meta("files", lambda r: rows.encode_files(_q(r))),
+        "journal_row": _meta("journal", lambda r: rows.encode_journal(r.randbytes(16))),
         "ring": _meta("ring", lambda r: rows.encode_ring(_q(r), _q(r)), True),
         "applied": _meta("applied", lambda r: rows.encode_applied(rows.Applied(_q(r), _q(r)))),
         "secret": _meta("secret", lambda r: rows.encode_secret(_id(r) + _id(r))),
@@ -431,6 +551,34 @@ TARGETS = (
             lambda v: ks.pause_key(*v),
             is_canonical=True,
         ),
+        "function_key": Target(
+            ("engine.records.queues.functions.decode_function_key",),
+            lambda r: fn.function_key(_name(r), r.choice((b"send", b"a\0b", b"x/y"))),
+            fn.decode_function_key,
+            lambda v: fn.function_key(*v),
+            is_canonical=True,
+        ),
+        "function_row": _record(
+            _R + "queues.functions.decode_function",
+            lambda r: fn.encode_function(fn.FunctionRow(_q(r) >> 1, b"\x80")),
+            fn.decode_function,
+            fn.encode_function,
+        ),
+        "function_facts": Target(
+            ("repository.model.calls.functions.unpack_function",),
+            lambda r: pack_function(
+                PublishedFunction(
+                    "mail",
+                    "send",
+                    max_attempts=r.randrange(1, 9),
+                    parameters=r.choice((None, (), (FunctionParameter("to"),))),
+                    doc=r.choice(("", "Send it.")),
+                )
+            ),
+            lambda raw: unpack_function(b"mail", b"send", 1, raw),
+            pack_function,
+            (RecordCorruptError,),
+        ),
         "event_row": _record(
             _R + "events.decode_event_row",
             _event_row,
@@ -445,6 +593,13 @@ TARGETS = (
             lambda v: ev.encode_start_row(*v),
             is_canonical=True,
         ),
+        "begin_row": _record(
+            _R + "events.decode_begin_row",
+            _begin_row,
+            ev.decode_begin_row,
+            lambda v: ev.encode_begin_row(*v),
+            is_canonical=True,
+        ),
         "events_key": Target(
             ("engine.records.keyspace.decode_events_key",),
             lambda r: ks.events_key(_q(r)),
@@ -454,7 +609,7 @@ TARGETS = (
         ),
         "lifecycle": Target(
             ("segments.lifecycle._decode",),
-            lambda r: r.choice((_event_row, _start_row))(r),
+            lambda r: r.choice((_event_row, _start_row, _begin_row))(r),
             Reader().read,
             fix=reseal,
         ),
@@ -483,6 +638,7 @@ TARGETS = (
     | SEGMENT_TARGETS
     | SEGMENT_FILES
     | IMPORTS
+    | LINKS
 )
 
 # What reads stored bytes only by calling what is above, or reads none.

@@ -21,7 +21,7 @@ from lodeq.errors import RecordCorruptError
 from lodeq.repository.model.codec import decode_headers, decode_value, encode_headers, encode_value
 
 names = pytest.mark.parametrize("name", TARGETS)
-INPUTS = 100_000  # of each; the rate of the target is applied
+INPUTS = 40_000  # of each; the rate of the target is applied
 DECODERS = re.compile(r"_?decode(_.*)?|inflate|open_frame|read_manifest|_?unpack(_.*)?")
 
 
@@ -51,7 +51,7 @@ def test_many_mutations(name):
 
 
 @names
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_mutations_that_shrink(name, data):
     target = TARGETS[name]

@@ -94,9 +94,25 @@ async def fill(engine: lodeq.Engine, facts: Facts) -> None:
         await (lease.nack(delay=7200, reason="later") if late else lease.release())
     ttl = await mail.enqueue(payload(450), ttl=WEEK)
     note(ttl, "ready", payload=payload(450).decode())
+    face: Any = {"function": "send", "preview": "n=460", "labels": {"customer": "7"}}
+    for n, state in ((460, "ready"), (461, "delayed"), (462, "completed"), (463, "dead")):
+        late = 3600 if state == "delayed" else None
+        receipt = await audit.enqueue(payload(n), priority=9, delay=late, **face)
+        note(receipt, state, face=face)
+        if state in ("completed", "dead"):
+            (lease,) = [one for one in await audit.claim(limit=20) if await _is(one, n)]
+            await (lease.complete(n) if state == "completed" else lease.bury("no use"))
     await engine.queue("held").enqueue(payload(451))
     await engine.queue("held").pause()
     facts["paused"] = ["held"]
+
+
+async def _is(lease: lodeq.Lease, n: int) -> bool:
+    """Whether it is of this task; any other goes back."""
+    if int(lease.payload[:6]) == n:
+        return True
+    await lease.release()
+    return False
 
 
 def stage(path: Path, job: str, first: int, facts: Facts | None) -> None:

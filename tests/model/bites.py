@@ -4,11 +4,17 @@ None of them is in the product. A model test that finds none of these proves not
 """
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 from unittest import mock
 
+from lodeq.engine.records.result import Status
 from lodeq.repository.background import expiry_sweep, reaper
 from lodeq.repository.state.engine_state import EngineState
-from lodeq.repository.tasks import admin, claim_order, enqueue, lease_operations, task_end
+from lodeq.repository.state.limits.queue_limits import QueueLimits
+from lodeq.repository.state.rows.dedup_entries import drop_ghost
+from lodeq.repository.state.rows.task_location import read_task
+from lodeq.repository.tasks import claim_order, enqueue, lease_operations, task_end
+from lodeq.repository.tasks.operators import admin, bulk_acts
 
 __all__ = ["BUGS", "planted"]
 
@@ -91,6 +97,65 @@ def starvation_counts_claims(real):
     return pick_fair
 
 
+def release_gives_its_start_back(real):
+    """A rate counts what is leased."""
+
+    def ended(limits, lease):
+        limit = lease.bucket.lane.topic.limit
+        if limit is not None and limit.window is not None:
+            limit.window.start(limits._now_us(), -1)
+        real(limits, lease)
+
+    return ended
+
+
+def claim_of_one_is_not_counted(real):
+    """The short way of a claim forgets the limits."""
+    return lambda limits, topic, now_mono: None
+
+
+def reprioritise_goes_to_the_tail(real):
+    """A task of a new priority loses its place among its equals."""
+    return lambda key: SimpleNamespace(seq=real(key).seq + 3_600_000_000)
+
+
+def reprioritise_starts_anew(real):
+    """It gets all its attempts again."""
+
+    def reprioritise(core, group, shard, task, *, priority):
+        location = bulk_acts._where(core, shard, task)
+        if location is not None:
+            anew = location._replace(row=location.row._replace(attempts=0))
+            with mock.patch.object(bulk_acts, "_where", return_value=anew):
+                return real(core, group, shard, task, priority=priority)
+        return real(core, group, shard, task, priority=priority)
+
+    return reprioritise
+
+
+def delete_leaves_the_result(real):
+    """A dead letter goes, and what is known of its end stays."""
+
+    def forget(core, shard, group, task_id, record):
+        if record.status != Status.DEAD:
+            real(core, shard, group, task_id, record)
+
+    return forget
+
+
+def delete_takes_the_window_along(real):
+    """The key of a dead letter is free at once."""
+
+    def end_task(core, group, location, status, error):
+        shard = location.bucket.shard
+        task = read_task(shard, location.task_id)
+        real(core, group, location, status, error)
+        if task is not None and task.ghost:
+            drop_ghost(shard, group, task.ghost)
+
+    return end_task
+
+
 BUGS = {
     nack_counts_nothing: (lease_operations, "put_back"),
     release_goes_to_the_tail: (lease_operations, "put_back"),
@@ -101,6 +166,12 @@ BUGS = {
     reap_forgets_the_last_attempt: (reaper, "reap"),
     turns_follow_priority: (claim_order, "_pick_lane"),
     starvation_counts_claims: (claim_order, "_pick_fair"),
+    release_gives_its_start_back: (QueueLimits, "ended"),
+    claim_of_one_is_not_counted: (QueueLimits, "granted_one"),
+    reprioritise_goes_to_the_tail: (bulk_acts, "decode_index_key"),
+    reprioritise_starts_anew: (bulk_acts, "_reprioritise"),
+    delete_leaves_the_result: (bulk_acts, "forget_result"),
+    delete_takes_the_window_along: (bulk_acts, "end_task"),
 }
 
 

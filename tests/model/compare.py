@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import lodeq
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-STATES = ("ready", "delayed", "leased", "dead")
+STATES = ("ready", "delayed", "waiting", "leased", "dead")
 ENDS = ("completed", "expired", "cancelled")
 SLACK_US = 1000  # a place in line tells the time to a millisecond: others draw numbers too
 TOTALS = ("enqueued", "claimed", "completed", "nacked", "reaped", "dead", "expired", "duplicates")
@@ -60,7 +60,7 @@ class Compare:
             s.priority,
             t.attempts,
             t.created,
-            payload(s.n),
+            payload(self.ref.says.get(s.n, s.n)),
             s.headers or {},
             t.due * 1000 if t.state == "delayed" else None,
             until * 1000 if until else None,
@@ -107,7 +107,7 @@ class Compare:
             n, result = t.spec.n, self.ref.results.get(t.spec.n)
             seq = seqs.get(self.ids[n])
             if seq is None and result is not None:  # it has ended in the same step
-                seq = result.ready = us((await self.engine.result(self.ids[n])).ready_at)
+                seq = result.ready = us((await self.row(n)).ready_at)
             if seq is None:
                 continue
             low, high = max(least - len(tie), last), max(least, last, self.ref.latest) + SLACK_US
@@ -121,6 +121,19 @@ class Compare:
             assert ranks == sorted(ranks), places
         return max(found, default=last)
 
+    async def row(self, n):
+        """What the history has of a task."""
+        return {one.task_id: one for one in await self.engine.history(limit=1000)}[self.ids[n]]
+
+    async def history(self):
+        """Every row, with its value as long as that is kept."""
+        ref, found, cursor = self.ref, {}, ""
+        while cursor is not None:
+            page = await self.engine.history(limit=7, cursor=cursor or None)
+            found |= {one.task_id: (one.status, one.value) for one in page}
+            cursor = page.cursor
+        assert found == {self.ids[n]: (r.status, r.value) for n, r in ref.results.items()}
+
     async def lists(self):
         """Tasks by state, in their order."""
         found = {
@@ -129,11 +142,12 @@ class Compare:
             for state in (*STATES, *ENDS)
         }
         await self.settle(
-            [t for (_, state), ts in found.items() if state in STATES[:2] for t in ts]
+            [t for (_, state), ts in found.items() if state in STATES[:3] for t in ts]
         )
         orders = {
             "ready": lambda t: (t.spec.tenant, t.order),
             "delayed": lambda t: (t.spec.tenant, t.due, t.seq),
+            "waiting": lambda t: (t.spec.tenant, t.seq),
             "leased": lambda t: (t.lease.leased, self.ids[t.spec.n]),
             "dead": lambda t: (t.spec.tenant, t.died, self.ids[t.spec.n]),
         }
@@ -186,6 +200,7 @@ class Compare:
             assert (None if found is None else shown(found)) == (
                 None if r is None else self.ended(n, r)
             )
+        r = ref.result(n)
         try:
             result = await self.engine.result(task_id)
         except lodeq.TaskNotFoundError:
@@ -233,5 +248,6 @@ async def compare(model):
     this = Compare(model)
     await this.lists()
     await this.stats()
+    await this.history()
     for n in sorted(model.touched):
         await this.one(n)

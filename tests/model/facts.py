@@ -80,6 +80,8 @@ class Result:
     ready: int
     finished: int
     by: Lease | None
+    retention: int  # milliseconds; 0: it is history, and no result (any more)
+    history: int  # milliseconds for which its row is kept
 
 
 def second(ms):

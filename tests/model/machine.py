@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from model.compare import payload, us
 from model.facts import Policy, RefusedError
-from model.world import LANES, POLICIES, STARVATION_S, STATES, World, ms
+from model.world import ENDS, LANES, POLICIES, STARVATION_S, STATES, World, ms
+
+from lodeq import TaskFilter
 
 lanes = st.sampled_from(LANES)
 picks = st.integers(0, 31)
@@ -168,7 +170,7 @@ class Model(World):
 
     def taken(self, call, keys, limit, length=None, worker="", exported=False, starvation=None):
         leases = self.run(call)
-        seen = [int(lease.payload) for lease in leases]
+        seen = [self.number_in(lease) for lease in leases]
         length_us = 30_000_000 if length is None else round(length * 1e6)
         granted = self.ref.claim(keys, limit, length_us, worker, exported, seen, starvation)
         assert seen == [t.spec.n for t in granted]
@@ -176,10 +178,13 @@ class Model(World):
             self.same_lease(lease, t)
             self.leases.append((lease, t.lease, t))
 
+    def number_in(self, lease):
+        return int(lease.payload)
+
     def same_lease(self, lease, t):
         n, s = t.spec.n, t.spec
         assert lease.task_id == self.ids[n]
-        assert lease.payload == payload(n)
+        assert lease.payload == payload(self.ref.says.get(n, n))
         assert lease.attempt == t.attempts
         assert lease.epoch > self.epochs.get(n, 0)
         self.epochs[n] = lease.epoch
@@ -335,6 +340,76 @@ class Model(World):
         ours, theirs = self.both(self.queues[lane].redrive([self.ids[n]]), expected)
         assert ours == theirs
 
+    # -- rules: acts on what a filter means ---------------------------------------------------
+
+    def act(self, name, meant, **options):
+        """One act, in slices of three."""
+        done, cursor = 0, None
+        while True:
+            report = self.run(self.engine.act(name, meant, limit=3, cursor=cursor, **options))
+            done, cursor = done + report.done, report.cursor
+            self.check_refused(name, report.refused)
+            assert not report.skipped
+            if cursor is None:
+                return done
+
+    def check_refused(self, name, refused):
+        assert not refused
+
+    @rule(
+        pick=picks,
+        every=st.booleans(),
+        state=st.sampled_from([None, "ready", "delayed"]),
+        priority=st.sampled_from([0, 5, 9]),
+    )
+    def reprioritise(self, pick, every, state, priority):
+        lane = self.lane_at(pick, *([state] if state else ["ready", "delayed"]))
+        lane = ("a", None) if every and lane[0] == "a" else lane
+        tasks = self.ref.of(*lane, *([state] if state else STATES))
+        self.touched |= {t.spec.n for t in tasks}
+        meant = TaskFilter(queue=lane[0], tenant=lane[1], state=state)
+        ours = self.act("reprioritise", meant, priority=priority)
+        assert ours == self.ref.reprioritise(tasks, priority)
+
+    def bury_keyed(self, lane):
+        """Dead letters whose windows may still be open."""
+        self.enqueue(lane, PLAIN | {"key": "x", "window": 30})
+        self.same()
+        self.take([lane], 5, None, "", False)
+        for lease, theirs, task in self.leases:
+            if task.lease is theirs is not None and task.spec.key is not None:
+                self.both(lease.bury("no"), self.ref.bury, task, theirs, "no")
+        self.same()
+
+    @rule(
+        pick=picks,
+        state=st.sampled_from([None, "dead", "completed", "expired", "cancelled"]),
+        keyed=st.booleans(),
+    )
+    def delete(self, pick, state, keyed):
+        if keyed:
+            self.bury_keyed(self.lane_at(pick, "dead"))
+        lane = self.lane_at(pick, "dead") if pick % 2 else LANES[pick % len(LANES)]
+        states = ("dead", *ENDS) if state is None else (state,)
+        # What ended before the act by the wall clock, which may have stepped back since.
+        dead = {t.spec.n for t in self.ref.of(*lane, "dead") if t.died <= self.ref.ms}
+        dead = dead if "dead" in states else set()
+        over = {
+            n
+            for n, r in self.ref.results.items()
+            if (r.spec.queue, r.spec.tenant) == lane
+            and r.status in set(states) - {"dead"}
+            and r.finished <= self.ref.wall
+        }
+        self.touched |= dead | over
+        keys = [t.spec.key for n in sorted(dead) if (t := self.ref.tasks[n]).spec.key is not None]
+        ours = self.act("delete", TaskFilter(queue=lane[0], tenant=lane[1], state=state))
+        assert ours == self.ref.delete(dead | over)
+        if keys:  # its window may still be open
+            self.enqueue(lane, PLAIN | {"key": keys[pick % len(keys)][-1]})
+
+    # -- rules: queues --------------------------------------------------------------------------
+
     @rule(
         pick=picks,
         every=st.booleans(),
@@ -356,6 +431,27 @@ class Model(World):
             self.touched |= {t.spec.n for t in self.ref.of(*lane, *states)}
             ours, theirs = self.both(self.queues[lane].purge(what), self.ref.purge, *lane, *states)
             assert ours == theirs
+
+    @rule(
+        queue=st.sampled_from(["a", "b"]),
+        rate=st.sampled_from([None, None, (1, 1), (3, 2), (6, 5)]),
+        concurrency=st.sampled_from([None, None, None, 1, 3]),
+    )
+    def limit(self, queue, rate, concurrency):
+        text = None if rate is None else f"{rate[0]}/{rate[1]}s"
+        self.run(self.engine.configure(queue, rate=text, concurrency=concurrency))
+        n, period = (None, None) if rate is None else (rate[0], rate[1] * 1_000_000)
+        self.ref.limit(queue, n, period, concurrency)
+
+    @rule(queue=st.sampled_from(["a", "b"]), rate=st.sampled_from([(1, 1), (3, 2)]))
+    def start_one_by_one(self, queue, rate):
+        """More claims of one than a rate lets start."""
+        self.limit(queue, rate, None)
+        for _ in range(rate[0] + 1):
+            self.enqueue((queue, ""), PLAIN)
+        self.same()  # takes their seq over before any of them is claimed
+        for _ in range(rate[0] + 1):
+            self.take([(queue, "")], 1, None, "", False)
 
     # -- rules: time ---------------------------------------------------------------------------
 

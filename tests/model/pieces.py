@@ -2,12 +2,19 @@
 
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
+from model.flows import FlowModel
 from model.machine import Model
 from model.stored import StoredModel
+from model.stored_flows import StoredFlowModel
 
 __all__ = ["MACHINES", "PIECE", "play"]
 
-MACHINES = {"model-memory": Model, "model-rocksdict": StoredModel}
+MACHINES = {
+    "model-memory": Model,
+    "model-rocksdict": StoredModel,
+    "model-workflows": FlowModel,
+    "model-workflows-rocksdict": StoredFlowModel,
+}
 PIECE = 50
 
 

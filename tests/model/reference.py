@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from model.facts import Lease, RefusedError, Result, Task, second
 
+PENDING = ("ready", "delayed", "waiting")
+
 
 @dataclass
 class Reference:
@@ -21,15 +23,19 @@ class Reference:
     wall: int
     mono: int
     pending_max: int | None = None
+    history: int = 0  # milliseconds
     seq: int = 0
     latest: int = 0  # the latest wall time there was
     tasks: dict = field(default_factory=dict)
     results: dict = field(default_factory=dict)
     keys: dict = field(default_factory=dict)  # dedup key -> (who holds it, until when)
     paused: set = field(default_factory=set)  # (queue, tenant), or (queue, None) for all
+    limits: dict = field(default_factory=dict)  # queue -> (starts, period in µs, concurrency)
+    starts: dict = field(default_factory=dict)  # queue -> when, by the monotonic clock
     passed: dict = field(default_factory=dict)  # (queue, tenant) -> who was served before it
     counts: Counter = field(default_factory=Counter)  # of claims with starvation: tasks granted
     totals: Counter = field(default_factory=Counter)
+    says: dict = field(default_factory=dict)  # number -> that of the payload, where it is another
     tails: list = field(default_factory=list)  # of [(task, rank within its lane, least seq), …]
 
     # -- small words ---------------------------------------------------------------------
@@ -73,26 +79,47 @@ class Reference:
         if held_by == task.spec.n and until <= self.ms:
             del self.keys[task.spec.key]
 
-    def put_result(self, task, status, error, value=None):
-        if task.spec.policy.retention:
+    def put_result(self, task, status, error, value=None, keep=True):
+        retention = task.spec.policy.retention if keep else 0
+        if retention or self.history:
             self.results[task.spec.n] = Result(
                 task.spec,
                 status,
                 error,
-                value,
+                value if retention else None,
                 task.attempts,
                 task.created,
                 task.seq,
                 self.wall,
                 task.lease,
+                retention,
+                self.history,
             )
+
+    def is_pinned(self, n):
+        """Whether somebody may still read its result."""
+        return False
+
+    def kept_until(self, r):
+        """When a row goes, or first its value."""
+        has_value = r.value is not None and r.retention
+        return second(
+            r.finished // 1000 + (r.retention if has_value else max(r.retention, r.history))
+        )
+
+    def result(self, n):
+        """The result of a task, within its retention."""
+        r = self.results.get(n)
+        if r is None or not r.history or (r.value is not None and r.retention):
+            return r
+        return r if r.retention and second(r.finished // 1000 + r.retention) > self.ms else None
 
     def end(self, task, status, error="", value=None, keep=True):
         """Over. A dead one (status None) has its result already."""
         del self.tasks[task.spec.n]
         self.let_go(task)
-        if status is not None and keep:
-            self.put_result(task, status, error, value)
+        if status is not None:
+            self.put_result(task, status, error, value, keep)
         task.lease = None
 
     def die(self, task, reason):
@@ -119,7 +146,7 @@ class Reference:
         return None
 
     def check_pending(self, queue, tenant, more=1):
-        pending = len(self.of(queue, tenant, "ready", "delayed"))
+        pending = len(self.of(queue, tenant, *PENDING))
         if self.pending_max is not None and pending + more > self.pending_max:
             raise RefusedError("QueueFullError")
 
@@ -183,9 +210,33 @@ class Reference:
 
     # -- out -----------------------------------------------------------------------------
 
+    def limit(self, queue, n, period, concurrency):
+        """``None`` for no limit. What a rate still counts, the next one counts."""
+        if self.limits.get(queue, (None,))[0] is not None:
+            self.starts[queue] = self.recent(queue)
+        self.limits[queue] = (n, period, concurrency)
+        if n is None:
+            self.starts.pop(queue, None)
+
+    def recent(self, queue):
+        """The starts that a rate still counts."""
+        after = self.mono - self.limits[queue][1]
+        return [at for at in self.starts.get(queue, ()) if at > after]
+
+    def has_room(self, queue):
+        """Whether the limits of a queue let another task start now."""
+        n, _, concurrency = self.limits.get(queue, (None, None, None))
+        picked = len(self.of(queue, None, "picked"))
+        if n is not None and len(self.recent(queue)) + picked >= n:
+            return False
+        leased = len(self.of(queue, None, "leased"))
+        return concurrency is None or leased + picked < concurrency
+
     def heads(self, queue, tenant):
         """The first of each lane a claim may serve."""
         best = {}
+        if not self.has_room(queue):
+            return best
         for t in sorted(self.of(queue, tenant, "ready"), key=lambda t: t.order):
             lane = (queue, t.spec.tenant)
             if (queue, None) not in self.paused and lane not in self.paused:
@@ -270,6 +321,8 @@ class Reference:
                 break
         for t in good:
             t.state, t.attempts = "leased", t.attempts + 1
+            if self.limits.get(t.spec.queue, (None,))[0] is not None:
+                self.starts[t.spec.queue] = [*self.recent(t.spec.queue), self.mono]
             t.lease = Lease(self.wall, length, self.mono + length, worker, exported)
         self.totals["claimed"] += len(good)
         return good
@@ -287,7 +340,7 @@ class Reference:
 
     def complete(self, task, lease, value=None, keep=True, then=()):
         if task.lease is not lease:
-            result = self.results.get(task.spec.n)
+            result = self.result(task.spec.n)
             if result is None or result.status != "completed" or result.by is not lease:
                 raise RefusedError("LeaseLostError")
             return
@@ -371,6 +424,26 @@ class Reference:
             self.end(t, None if t.state == "dead" else "cancelled", "purged")
         return len(tasks)
 
+    def reprioritise(self, tasks, priority):
+        """The same place among those of that priority; what is leased or dead stays as it is."""
+        tasks = [t for t in tasks if t.state in PENDING and t.spec.priority != priority]
+        for t in tasks:
+            t.spec = t.spec._replace(priority=priority)
+        return len(tasks)
+
+    def delete(self, numbers):
+        """What is over goes without a trace but its window, in which its key is still held."""
+        gone = 0
+        for n in numbers:
+            task = self.tasks.get(n)
+            if task is not None and task.state != "dead":
+                continue
+            if task is not None:
+                self.end(task, None)
+            if self.results.pop(n, None) is not None or task is not None:
+                gone += 1
+        return gone
+
     # -- time ----------------------------------------------------------------------------
 
     def do_due(self):
@@ -386,10 +459,14 @@ class Reference:
         for t in list(self.tasks.values()):
             if t.state == "dead" and second(t.forget) <= self.ms:
                 self.end(t, None)
-            elif t.state in ("ready", "delayed") and t.expires and second(t.expires) <= self.ms:
+            elif t.state in PENDING and t.expires and second(t.expires) <= self.ms:
                 self.is_over(t)
         for n, r in list(self.results.items()):
-            if second(r.finished // 1000 + r.spec.policy.retention) <= self.ms:
+            if self.kept_until(r) <= self.ms and self.is_pinned(n):
+                self.keep_longer(r)
+            if self.kept_until(r) <= self.ms and r.value is not None and r.retention < r.history:
+                r.value, r.retention = None, 0  # its value goes first
+            if self.kept_until(r) <= self.ms:
                 del self.results[n]
         for key, (n, until) in list(self.keys.items()):
             if until and second(until) <= self.ms and not self.is_alive(n):
@@ -400,9 +477,7 @@ class Reference:
         walls = [t.due for t in self.tasks.values() if t.state == "delayed"]
         walls += [second(t.expires) for t in self.tasks.values() if t.expires]
         walls += [second(t.forget) for t in self.tasks.values() if t.state == "dead"]
-        walls += [
-            second(r.finished // 1000 + r.spec.policy.retention) for r in self.results.values()
-        ]
+        walls += [self.kept_until(r) for r in self.results.values()]
         walls += [second(until) for _, until in self.keys.values() if until]
         monos = [self.mono + ms * 1000 - self.wall for ms in walls]
         monos += [t.lease.deadline for t in self.tasks.values() if t.lease]
@@ -424,11 +499,17 @@ class Reference:
             self.do_due()
         self.move(until)
 
-    def reopen(self):
+    def reopen(self, *, is_closed=False):
         """Leases of this process go back with their attempts, in the order of their seq.
 
         Exported ones start again.
         """
+        for queue, (n, period, _) in self.limits.items():
+            if n is not None and not is_closed:  # full, but for what leases say of their starts
+                leases = [t.lease for t in self.of(queue, None, "leased")]
+                known = [self.mono - max(0, self.wall - lease.leased) for lease in leases]
+                known = [at for at in known if at > self.mono - period]
+                self.starts[queue] = [*known, *[self.mono] * (n - len(known))]
         self.totals, self.passed = Counter(), {lane: set() for lane in self.passed}
         self.counts = Counter()
         for t in self.tasks.values():

@@ -41,10 +41,10 @@ class StoredModel(Model):
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def forget_leases(self):
+    def forget_leases(self, *, is_closed=False):
         """Their engine is gone; so is whoever worked under them."""
         self.leases.clear()
-        self.ref.reopen()
+        self.ref.reopen(is_closed=is_closed)
         self.run(self.open())
         self.touched |= set(self.ids)
 
@@ -53,7 +53,7 @@ class StoredModel(Model):
         self.run(self.engine.close())
         for lease, _, _ in self.leases[-1:]:
             assert self.run(self.engines(lease.complete()))[1] == "ClosedError"
-        self.forget_leases()
+        self.forget_leases(is_closed=True)
 
     def copied(self, image):
         """Whether nothing was made or deleted meanwhile: RocksDB tidies up in the background."""

@@ -13,6 +13,7 @@ def anyio_backend():
     return "asyncio"
 
 
+@pytest.mark.usefixtures("no_history")
 async def test_one_advance_goes_through_deadlines_that_follow_from_each_other():
     """A TTL ends a task at one second, and its result's retention is over at the eleventh.
 

@@ -69,7 +69,7 @@ class World(RuleBasedStateMachine):
             "shards": self.shards,
             "clock": self.clock,
             "rng": SeededRng(self.opens),
-            "limits": Limits(pending_max=self.pending_max),
+            "limits": Limits(pending_max=self.pending_max, history_s=self.history_s),
         }
         self.engine = await self.opening(options)
         self.queues = {
@@ -90,10 +90,14 @@ class World(RuleBasedStateMachine):
     def opening(self, options):
         return open_in_memory(**options)
 
-    @initialize(shards=st.sampled_from([1, 1, 3]), pending_max=st.sampled_from([None, None, 6]))
-    def start(self, shards, pending_max):
-        self.shards, self.pending_max = shards, pending_max
-        self.ref = Reference(us(self.clock.now), MONO_US, pending_max)
+    @initialize(
+        shards=st.sampled_from([1, 1, 3]),
+        pending_max=st.sampled_from([None, None, 6]),
+        history_s=st.sampled_from([0, 0, 20, 200]),
+    )
+    def start(self, shards, pending_max, history_s=0):
+        self.shards, self.pending_max, self.history_s = shards, pending_max, history_s
+        self.ref = Reference(us(self.clock.now), MONO_US, pending_max, history_s * 1000)
         self.run(self.open())
 
     def teardown(self):

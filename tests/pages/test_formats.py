@@ -16,10 +16,12 @@ from lodeq.engine.files.paths import (
 from lodeq.engine.records import events
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
+from lodeq.engine.records.face import Face, pack_face
 from lodeq.engine.records.lease import LeaseRecord, encode_lease
 from lodeq.engine.records.policy import BackoffKind, Policy, encode_policy
-from lodeq.engine.records.result import ResultRecord, Status, encode_result
-from lodeq.engine.records.task import NO_GHOST, TaskRecord, encode_task
+from lodeq.engine.records.progress import ProgressRecord, encode_progress
+from lodeq.engine.records.result import ResultRecord, Status, decode_result, encode_result
+from lodeq.engine.records.task import NO_GHOST, TaskRecord, decode_task, encode_task
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
 BLOCK = re.compile(r"^```hex (?P<name>[\w ]+)\n(?P<lines>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -37,6 +39,7 @@ TASK = encode_task(
         0, 7, ord("r"), NOW_US, SEQ, 0, 0, POLICY, NO_GHOST, 0, 2, b"mail", b"acme", b"", b"hi"
     )
 )
+FACE = pack_face(Face("send", "to=7", ("k=v",)))
 LEASE = encode_lease(
     LeaseRecord(
         0,
@@ -85,6 +88,9 @@ CLAIMED = events.pack_run(events.CLAIMED, 7, 1, NOW_US + 1_000_000, LANE, b"w1",
 EXAMPLES = {
     "task key": ks.TASK + ID,
     "task record": TASK,
+    "face": FACE,
+    "task record with a face": encode_task(decode_task(TASK)._replace(face=FACE)),
+    "result record with a face": encode_result(decode_result(RESULT)._replace(face=FACE)),
     "ready key": ks.ready_key(ks.bucket_prefix(b"mail", b"acme"), 7, SEQ, ID),
     "ready row": small.encode_index_row(small.IndexRow(0, 7, 0, len(TASK), 0, b"")),
     "lease record": LEASE,
@@ -107,6 +113,7 @@ EXAMPLES = {
     "ghost key": ks.GHOST + ks.ghost_hash(SECRET, b"mail\0acme\0welcome:42"),
     "ghost row": small.encode_ghost(small.Ghost(ID, 1_700_003_600_000)),
     "old ghosts row": small.encode_old_ghosts(3),
+    "progress row": encode_progress(ProgressRecord(1_700_000_000_000_000, 0.5, b"half")),
 }
 
 
@@ -149,6 +156,7 @@ def test_the_table_of_keys_names_every_family() -> None:
         "m/c/",
         "m/n/",
         "m/p/",
+        "m/q/",
         "m/k/",
         "m/applied",
         "m/files",

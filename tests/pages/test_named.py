@@ -116,4 +116,4 @@ def test_every_row_of_the_comparison_has_a_cell_for_each() -> None:
     assert {len(row) for row in rows(FEATURES)} == {head.count("|") - 1}
     marks = re.compile(r"Y|p|–|\$|\?|db|srv|n/a|[SAT](?:[ ,][SAT])*")
     for _, *cells in rows(FEATURES):
-        assert all(marks.fullmatch(cell.rstrip("¹²³⁴⁵⁶⁷")) for cell in cells), cells
+        assert all(marks.fullmatch(cell.rstrip("¹²³⁴⁵⁶⁷⁸⁹°")) for cell in cells), cells

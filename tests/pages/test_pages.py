@@ -45,6 +45,18 @@ def test_the_code_map_is_that_of_the_sources() -> None:
     assert code_map.PAGE.read_text("utf-8") == code_map.page(), "make code-map writes it"
 
 
+def test_the_readme_quotes_the_worst_cell_of_the_grid_next_to_the_best() -> None:
+    def pairs(page: str) -> list[tuple[str, str]]:
+        lines = text_of(ROOT / page).splitlines()
+        cells = [line for line in lines if line.startswith(("- worst cell:", "- best cell:"))]
+        assert [line[2] for line in cells] == ["w", "b"] * (len(cells) // 2), page
+        return list(zip(cells[::2], cells[1::2], strict=True))
+
+    quoted, measured = pairs("README.md"), pairs("docs/benchmarks-hard.md")
+    assert bool(quoted) == bool(measured), "both lines of docs/benchmarks-hard.md go into README.md"
+    assert set(quoted) <= set(measured), "copy both lines from docs/benchmarks-hard.md"
+
+
 def test_the_defaults_are_those_of_the_code() -> None:
     page = (ROOT / "docs" / "operations.md").read_text("utf-8")
     shown = dict(re.findall(r"^\| `([\w.]+)`[^|]*\| `?([^|`]+?)`? \|", page, re.MULTILINE))

@@ -1,14 +1,17 @@
 """Tutorial, how-to and explanation: every block on these pages is typed as a reader would."""
 
 import configparser
+import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+import yaml
 from support_import import HUEY, PICKLED, database, ledgerq, message, persist_table
-from support_pages import Session, blocks, commands
+from support_pages import Session, blocks, commands, installed_in_vain
 from support_sources import ROOT, name_of, none_of, text_of
 
 from lodeq.service.cli.app import lodeq as command_line
@@ -20,7 +23,7 @@ PAGES = [
     *sorted((DOCS / "how-to").glob("*.md")),
     *sorted((DOCS / "explanation").glob("*.md")),
 ]
-KINDS = {"console", "ini", "mermaid", "python"}
+KINDS = {"console", "dockerfile", "ini", "mermaid", "python", "yaml"}
 
 
 def huey_database(folder: Path) -> None:
@@ -69,6 +72,13 @@ def test_every_block_is_of_a_kind_that_is_tried() -> None:
     none_of(fault for page in PAGES for fault in untried(page))
 
 
+def check_command(name: str, *args: str) -> None:
+    """It is one of ours, and knows these options."""
+    command = command_line.get_command(click.Context(command_line), name)
+    assert command is not None, name
+    command.make_context(name, list(args))
+
+
 def units() -> list[object]:
     return [
         pytest.param(block.text, id=block.title)
@@ -85,10 +95,38 @@ def test_units_start_commands_that_there_are(unit: str) -> None:
     parsed.read_string(unit)
     program, name, *args = parsed["Service"]["ExecStart"].split()
     assert program.endswith("/bin/lodeq")
-    context = click.Context(command_line)
-    command = command_line.get_command(context, name)
-    assert command is not None
-    command.make_context(name, args)  # refuses an option that it does not know
+    check_command(name, *args)
+
+
+def containers(kind: str) -> list[object]:
+    return [
+        pytest.param(block.text, id=f"{page.stem}-{block.title}")
+        for page in PAGES
+        for block in blocks(page.read_text("utf-8"))
+        if block.kind == kind
+    ]
+
+
+@pytest.mark.parametrize("text", containers("dockerfile"))
+def test_an_image_installs_and_starts_what_there_is(text: str) -> None:
+    assert "lodeq[" in text
+    assert not installed_in_vain(text)
+    (start,) = re.findall(r"^CMD (.+)$", text, re.MULTILINE)
+    program, *command = json.loads(start)
+    assert program == "lodeq"
+    check_command(*command)
+
+
+@pytest.mark.parametrize("text", containers("yaml"))
+def test_services_start_commands_and_mount_volumes_that_there_are(text: str) -> None:
+    file = yaml.safe_load(text)
+    commands = [each["command"] for each in file["services"].values() if "command" in each]
+    assert commands
+    for program, *command in commands:
+        assert program == "lodeq"
+        check_command(*command)
+    for each in file["services"].values():
+        assert {mount.split(":")[0] for mount in each["volumes"]} == set(file["volumes"])
 
 
 def test_a_session_fails_where_the_page_is_wrong(tmp_path: Path) -> None:
@@ -102,6 +140,16 @@ def test_a_session_fails_where_the_page_is_wrong(tmp_path: Path) -> None:
             session.type(f"{fence}python\nraise SystemExit('boom')\n{fence}\n")
         with pytest.raises(AssertionError, match="nowhere"):
             session.type(f'{fence}console\n$ pip install "lodeq[nowhere]"\n{fence}\n')
+
+
+def test_jobs_are_numbered_as_an_interactive_shell_does(tmp_path: Path) -> None:
+    """A job that has ended frees its number."""
+    start = "$ sh -c 'trap \"exit 0\" TERM; echo begun; while :; do sleep 0.05; done' &\nbegun\n"
+    page = f"```console\n{start}$ kill %1\n{start}$ kill %{{}}\n```\n"
+    with Session(tmp_path, {}) as session:
+        session.type(page.format(1))
+        with pytest.raises(AssertionError, match="no such job"):
+            session.type(page.format(2))
 
 
 def test_options_of_this_suite_are_not_those_of_a_page(tmp_path: Path, monkeypatch) -> None:

@@ -8,6 +8,7 @@ from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
 
 
+@pytest.mark.usefixtures("no_history")
 @pytest.mark.parametrize("row", table(), ids=lambda row: f"{row[0]}, {row[1]}")
 @on_loop
 async def test_the_row_is_true(row: Row) -> None:

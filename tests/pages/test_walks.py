@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from support_http import asgi_client
+from support_http import LinkedOpening, asgi_client
 from support_ingest import create, publish
 from support_sources import ROOT
 
@@ -109,6 +109,19 @@ async def http_call(folder):
     return begun
 
 
+async def link_call(folder):
+    async with lodeq.open(folder) as inner, LinkedOpening(_given(inner)) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue(b"first")
+        with following() as begun:
+            await queue.enqueue(b"x")
+    return begun
+
+
+async def _given(engine):
+    return engine
+
+
 SCENES = {
     "Enqueue": enqueue,
     "Claim": claim,
@@ -117,6 +130,7 @@ SCENES = {
     "Fsync": fsync,
     "Load": load,
     "HTTP call": http_call,
+    "Call over the link": link_call,
 }
 WALKS = {
     title: STEP.findall(picture)

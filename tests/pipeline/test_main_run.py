@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from lodeq.pipeline.jobs.frame.progress import Progress
 
-TASKS = int(os.environ.get("LODEQ_SPARK_TASKS", "100000"))
+TASKS = int(os.environ.get("LODEQ_SPARK_TASKS", "30000"))
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_spark.py"
 
 

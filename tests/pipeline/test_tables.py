@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from lodeq.engine.bulk.reader import open_shard
 from lodeq.engine.bulk.tables import COLUMNS
 
 SHARDS = 2
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +147,32 @@ def test_what_is_not_there_is_said(spark: SparkSession, store: Path, tmp_path: P
     stream = spark.readStream.format("lodeq").load(str(store)).writeStream.format("noop")
     with pytest.raises(PySparkException, match="is not a stream"):
         stream.start().awaitTermination()
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_rows_of_an_older_format_have_no_face(
+    spark: SparkSession, tmp_path: Path, version: str
+) -> None:
+    """A store that was upgraded: null beside the face of a task that came afterwards."""
+    with tarfile.open(GOLDEN / version / "closed-1.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+
+    async def live() -> None:
+        async with lodeq.open(tmp_path / "store") as engine:
+            later = engine.queue("later")
+            face = {"function": "send", "preview": "n=3", "labels": {"customer": "7"}}
+            for _ in range(2):
+                await later.enqueue(b"x", **face)
+            await (await later.claim_one()).complete(b"ok")
+            await engine.snapshot(keep=3600)
+
+    asyncio.run(live())
+    for table in ("tasks", "results"):
+        frame = load(spark, tmp_path / "store", table)
+        assert {tuple(row) for row in frame.select("function", "preview").distinct().collect()} == {
+            (None, None),
+            ("send", "n=3"),
+        }
+        (row,) = frame.where(col("function") == "send").select("labels").collect()
+        assert row["labels"] == {"customer": "7"}
+        assert frame.where(col("labels").isNull()).count() == frame.count() - 1 > 50

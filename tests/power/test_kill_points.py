@@ -14,7 +14,7 @@ import pytest
 from power import crew
 from power.shim import NEEDS, library
 
-POINTS = int(os.environ.get("LODEQ_KILL_POINTS", "200"))
+POINTS = int(os.environ.get("LODEQ_KILL_POINTS", "100"))
 SEGMENT_OPS = 100
 
 pytestmark = [

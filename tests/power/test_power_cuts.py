@@ -1,6 +1,6 @@
 """The power is cut at thousands of points of recorded lives; the engine must lose nothing.
 
-``LODEQ_POWER_IMAGES`` (5,000) images, spread over traces of both modes, one and four shards, and
+``LODEQ_POWER_IMAGES`` (1,500) images, spread over traces of both modes, one and four shards, and
 all policies; ``LODEQ_POWER_SEED`` repeats the choices of a run (a trace is up to the scheduler,
 too: that of a failure is kept, and the message says how to judge its image again).
 """
@@ -18,7 +18,7 @@ from power.bugs import BUGS
 from power.disk import POLICIES
 from power.shim import NEEDS, library
 
-IMAGES = int(os.environ.get("LODEQ_POWER_IMAGES", "5000"))
+IMAGES = int(os.environ.get("LODEQ_POWER_IMAGES", "1500"))
 SEED = int(os.environ.get("LODEQ_POWER_SEED") or random.SystemRandom().randrange(1 << 20))
 IMAGES_A_TRACE = 250
 BUG_TRACES = 2

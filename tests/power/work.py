@@ -16,14 +16,20 @@ from power.bugs import BUGS
 
 import lodeq
 from lodeq.coalescer import sync
+from lodeq.engine.records import keyspace as ks
+from lodeq.engine.records.result import decode_result
+from lodeq.engine.records.task import decode_task
+from lodeq.repository.api.view import view_of
 from lodeq.repository.background import body_gc, event_publisher
 from lodeq.segments.bodies import files
-from lodeq.testing.history.contents import HEADER, at_rest, contents
+from lodeq.testing.history.capture.contents import HEADER, at_rest, contents
 
 LANES = (("alpha", ""), ("beta", "t"))
 BACKOFF = lodeq.Backoff("fixed", base=0.002)
 FAR_S = 3600.0
 BACKLOG_MAX = 40
+FLOWS = "flows"  # tasks that wait for tasks, and those they wait for; judged by themselves
+FLOWS_AT = 10**9  # their numbers
 ROLL = lodeq.journal.Roll(records=20)  # of the lifecycle journal: its files are left, too
 
 
@@ -45,6 +51,7 @@ class Work:
         self.until = self.ops + config["ops"]
         self.copies_left = config["copies"]
         self.root = config["root"]
+        self.flows = 0
         self.queues = [engine.queue(n, tenant=t, lease=FAR_S, backoff=BACKOFF) for n, t in LANES]
         self.parked: list[tuple[int, int, Any]] = []  # number, queue, id: delayed for ever
         self.dead: list[tuple[int, int, Any]] = []
@@ -213,6 +220,27 @@ class Work:
             doing = self.engine.checkpoint(f"{self.root}/{name}")
             await self.call("checkpoint", {"path": name}, doing)
 
+    # -- tasks that wait for tasks -----------------------------------------------------------
+
+    async def flow(self) -> None:
+        """A task that waits for one of another shard, and workers of both."""
+        draw, queue = self.random, self.engine.queue(FLOWS, lease=FAR_S)
+        self.flows += 1
+        task = {"payload": b"source", "headers": {HEADER: FLOWS_AT + 2 * self.flows}}
+        source = await queue.enqueue(**task, shard_key=f"s{draw.randrange(40)}")
+        late = lodeq.NewTask(
+            b"late",
+            FLOWS,
+            headers={HEADER: FLOWS_AT + 2 * self.flows + 1},
+            shard_key=f"l{draw.randrange(40)}",
+        )
+        await self.engine.enqueue_after(late, [source.id], on_failure=draw.choice(("run", "wait")))
+        for lease in await queue.claim(limit=4):
+            await (lease.bury("no") if draw.random() < 0.2 else lease.complete(b"v"))
+        if draw.random() < 0.3:
+            await queue.redrive()
+        await asyncio.sleep(draw.choice((0, 0.001, 0.004)))
+
     # -- all of it ---------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -234,6 +262,7 @@ class Work:
                 self.work,
                 self.work,
                 self.work,
+                self.flow,
                 operator,
             ):
                 group.create_task(again(do))
@@ -258,7 +287,24 @@ async def look(engine: lodeq.Engine) -> dict:
     found = contents(engine)
     lost = {bytes.fromhex(one) for one, number, _ in found["tasks"] if number in found["lost"]}
     findings = [one for one in report.findings if one.kind != "body" or one.task_id not in lost]
+    own = flow_ids(engine)
+    found["tasks"] = [one for one in found["tasks"] if one[0] not in own]
+    found["results"] = [one for one in found["results"] if one[0] not in own]
     return {**found, "findings": [repr(finding) for finding in findings]}
+
+
+def flow_ids(engine: lodeq.Engine) -> set[str]:
+    """Ids of the tasks and results of ``FLOWS``, in hexadecimal."""
+    found = set()
+    for _, store in view_of(engine).stores():
+        for lower, upper, decode in (
+            (ks.TASK, ks.TASK_END, decode_task),
+            (ks.RESULT, ks.RESULT_END, decode_result),
+        ):
+            for key, raw in store.scan(lower, upper, 1 << 20):
+                if decode(raw).queue == FLOWS.encode():
+                    found.add(key[2:].hex())
+    return found
 
 
 async def life(shim: Any, config: dict) -> None:

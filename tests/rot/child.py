@@ -26,6 +26,7 @@ LIVES = 3
 HANG_S = 20.0
 ENDS = {"completed": 20, "dead": 10, "delayed": 15, "moved": 10, "keyed": 10, "body": 8}
 READY = 60  # a life
+FLOWS = 6
 
 
 def open_at(path: str, clock: ManualClock, **how: Any) -> Any:
@@ -70,6 +71,19 @@ async def life(engine: lodeq.Engine, first: int, facts: dict[str, Any]) -> None:
     await add(ENDS["keyed"], "keyed")
     await add(ENDS["body"], "body")
     await add(READY, "ready")
+    await flows(engine)
+
+
+async def flows(engine: lodeq.Engine) -> None:
+    """Workflows in queues of their own, and outbox rows that wait for the reaper."""
+    for n in range(FLOWS):
+        flow = await engine.workflow(lodeq.NewTask(b"callback", "totals"), on_failure="wait")
+        ids = await flow.add([lodeq.NewTask(b"member", "parts") for _ in range(4)])
+        await flow.seal()
+        key = {"shard_key": f"k{n}"}
+        await engine.enqueue_after(lodeq.NewTask(b"late", "totals", **key), ids[:2])
+        (lease,) = await engine.queue("parts").claim()
+        await (lease.bury("no") if n % 2 else lease.complete(b"v"))
 
 
 async def make(tell: Any, config: dict[str, Any]) -> None:

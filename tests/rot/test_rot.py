@@ -1,6 +1,6 @@
 """Whatever rots in a closed store, what is intact comes back and what is not is named or counted.
 
-``LODEQ_ROT`` (200) cases, by number: ``make rot ARGS="--case 17"`` repeats one. What failed once is
+``LODEQ_ROT`` (100) cases, by number: ``make rot ARGS="--case 17"`` repeats one. What failed once is
 in ``regressions.txt``.
 """
 
@@ -24,7 +24,7 @@ from rot.tables import blocks
 from lodeq.engine.store.rocks import RocksStore
 from lodeq.engine.store.rocks_options import SharedMemory
 
-CASES = int(os.environ.get("LODEQ_ROT", "200"))
+CASES = int(os.environ.get("LODEQ_ROT", "100"))
 CROSS_SECTION = 200  # from so many on every kind of file is among them, and every outcome
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 

@@ -112,8 +112,11 @@ ALLOWED = {
         "service/cli/commands/worker.py",
         "importlib.import_module",
     ),  # what the user names is the user's program
+    ("repository/api/store_server.py", "importlib.import_module"),  # one name, written there
+    ("service/cli/reload.py", "subprocess"),  # our own command again, as a list: no shell
     ("testing/history/file_check.py", "os.open without O_NOFOLLOW"),
-    ("client/wire.py", "msgpack.unpackb"),  # its hooks count, and hand on
+    ("replication/etcd/rpc_pb2.py", "globals"),  # generated: it fills its own module
+    ("client/documents/wire.py", "msgpack.unpackb"),  # its hooks count, and hand on
     ("service/dashboard/text.py", "msgpack.unpackb"),
 }
 

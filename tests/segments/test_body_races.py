@@ -117,7 +117,7 @@ async def test_r3_a_task_that_takes_the_place_of_another_keeps_its_own(
 async def test_r3_a_replacement_that_finds_no_room_replaces_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_many: bool
 ) -> None:
-    def full(files: BodyFiles, record_id: bytes, body: bytes) -> Location:
+    def full(files: BodyFiles, records: object) -> list[Location]:
         raise lodeq.StorageFullError("No space left on device")
 
     async with Opened(tmp_path) as rig:
@@ -130,7 +130,7 @@ async def test_r3_a_replacement_that_finds_no_room_replaces_nothing(
             else rig.queue.enqueue(payload, **new)
         )
         with monkeypatch.context() as patch:
-            patch.setattr(BodyFiles, "append", full)
+            patch.setattr(BodyFiles, "append_all", full)
             with pytest.raises(lodeq.StorageFullError):
                 await call
         assert await payloads(rig) == [b"old"]
@@ -381,10 +381,10 @@ async def test_r16_without_room_for_copies_nothing_is_lost_and_pages_come_back(
         await rig.fill(10)
         await rig.end(8)
 
-        def full(files: BodyFiles, record_id: bytes, body: bytes) -> Location:
+        def full(files: BodyFiles, records: object) -> list[Location]:
             raise lodeq.StorageFullError("No space left on device")
 
-        monkeypatch.setattr(BodyFiles, "append", full)
+        monkeypatch.setattr(BodyFiles, "append_all", full)
         await rig.look()
         assert rig.files() == [1]
         assert await payloads(rig) == [b"008", b"009"]

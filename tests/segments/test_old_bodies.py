@@ -312,11 +312,11 @@ async def test_a_migration_without_room_says_so_and_goes_on_later(
     await old_store(tmp_path)
     async with Opened(tmp_path) as rig:
 
-        def full(files: BodyFiles, record_id: bytes, body: bytes) -> Location:
+        def full(files: BodyFiles, records: object) -> list[Location]:
             raise lodeq.StorageFullError("No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(BodyFiles, "append", full)
+            patch.setattr(BodyFiles, "append_all", full)
             with pytest.raises(lodeq.StorageFullError):
                 await migrate(rig)
         assert await payloads(rig) == TEN

@@ -236,6 +236,23 @@ class Actors:
             await self.attempt(rec.purge(draw.choice(self.queues), state))
         await asyncio.sleep(draw.random() * 0.2)
 
+    async def limit(self, draw: random.Random) -> None:
+        """Other limits for both queues, or none."""
+        for name in dict(LANES):
+            rate = draw.choice((None, "1/s", "3/s", "5/2s"))
+            await self.attempt(
+                self.rec.configure(name, rate=rate, concurrency=draw.choice((None, 1, 2, 5)))
+            )
+
+    async def fail_often(self, draw: random.Random) -> None:
+        """More failed attempts than are kept."""
+        task = lodeq.NewTask(b"fails", max_attempts=draw.choice((11, 13)))
+        await self.attempt(self.rec.enqueue(self.queues[2], task))
+        for _ in range(12):
+            leases = await self.attempt(self.rec.claim([self.queues[2]], limit=8)) or []
+            for lease in leases:
+                await self.attempt(self.rec.nack(lease, delay=0, reason="again"))
+
     # -- all of them -----------------------------------------------------------------------
 
     async def run(self, for_s: float) -> None:

@@ -15,8 +15,10 @@ from unittest.mock import patch
 
 from lodeq.coalescer import commit_loop, sync
 from lodeq.repository.background import expiry_sweep, reaper
-from lodeq.repository.state import engine_state, pages, ready_cache
-from lodeq.repository.tasks import admin, batches, claim_order, fast_path, record_fetch
+from lodeq.repository.state import engine_state, pages
+from lodeq.repository.state.caches import ready_cache
+from lodeq.repository.tasks import batches, claim_order, fast_path, record_fetch
+from lodeq.repository.tasks.operators import admin
 
 KNOBS: tuple[tuple[Any, str, tuple[int, ...]], ...] = (
     (commit_loop, "TICK_OPS_MAX", (8, 40)),

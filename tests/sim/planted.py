@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PACKAGES = ("coalescer", "engine", "repository", "testing")
+PACKAGES = ("coalescer", "engine", "replication", "repository", "testing")
 PATCHES = Path(__file__).with_name("planted.patches")
 SEEDS_MAX = 500
 RUN_S_MAX = 400
@@ -66,6 +66,7 @@ def hunt(bug: Bug, where: Path, *, seeds: int = SEEDS_MAX) -> tuple[int | None, 
     """The first seed that finds the bug, and what it said; (None, …) if none does."""
     plant(bug, where)
     path = os.pathsep.join([str(where), str(ROOT / "tests")])
+    is_limit, is_history = (bug.name.startswith(kind) for kind in ("limit: ", "history: "))
     command = [
         sys.executable,
         str(ROOT / "tests" / "sim" / "run.py"),
@@ -80,7 +81,12 @@ def hunt(bug: Bug, where: Path, *, seeds: int = SEEDS_MAX) -> tuple[int | None, 
     ]
     told = subprocess.run(
         command,
-        env={**os.environ, "PYTHONPATH": path},
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "LODEQ_SIM_LIMITS": "1" * is_limit,
+            "LODEQ_SIM_HISTORY": "1" * is_history,
+        },
         cwd=where,
         capture_output=True,
         text=True,

@@ -1,5 +1,7 @@
 """Run seeds: ``python tests/sim/run.py --seeds 2000``, or one of them: ``--seed 17``.
 
+``--replicas``: seeds of simulated clusters (``replicas.py``), with a ledger of their own.
+
 Seeds go on where the ledger ends. A seed that fails is printed with its reason and with the
 command that repeats it; ``--keep`` adds it to ``regressions.txt``, which every test run repeats.
 """
@@ -13,52 +15,70 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from ledger import Ledger
+from sim.replicas import ClusterWorld
 from sim.world import World
 
 REGRESSIONS = HERE / "regressions.txt"
 CHUNK = 10
-GATE = "sim"
+GATE, GATE_REPLICAS = "sim", "replicas"
+HAS_HISTORY = bool(os.environ.get("LODEQ_SIM_HISTORY"))  # worlds that keep a history
+HAS_LIMITS = bool(os.environ.get("LODEQ_SIM_LIMITS"))  # worlds with limits of queues
 
 
 def run_seed(seed: int) -> str | None:
     """What is wrong with this seed; None if nothing is."""
     try:
-        World(seed).run()
+        World(seed, has_limits=HAS_LIMITS, has_history=HAS_HISTORY).run()
     except Exception as error:
         told = "".join(traceback.format_exception(error)[-12:])
         return f"{type(error).__name__}: {error}\n{told}"
     return None
 
 
-def _run_chunk(seeds: range) -> list[tuple[int, str]]:
-    found = [(seed, told) for seed in seeds if (told := run_seed(seed)) is not None]
+def run_cluster(seed: int) -> str | None:
+    """Run one seed of a cluster; what is wrong with it, or None."""
+    try:
+        ClusterWorld(seed).run()
+    except Exception as error:
+        told = "".join(traceback.format_exception(error)[-12:])
+        return f"{type(error).__name__}: {error}\n{told}"
+    return None
+
+
+def _run_chunk(seeds: range, run_one: Callable[[int], str | None]) -> list[tuple[int, str]]:
+    found = [(seed, told) for seed in seeds if (told := run_one(seed)) is not None]
     gc.collect()
     return found
 
 
 def run_seeds(
-    seeds: range, *, workers: int | None = None
+    seeds: range,
+    *,
+    workers: int | None = None,
+    run_one: Callable[[int], str | None] = run_seed,
 ) -> Iterator[tuple[int, list[tuple[int, str]]]]:
     """(how many are done, the failures among the last ones), as they come."""
     chunks = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
     count = workers if workers is not None else os.cpu_count() or 1
     if count == 1:
         for chunk in chunks:
-            yield len(chunk), _run_chunk(chunk)
+            yield len(chunk), _run_chunk(chunk, run_one)
         return
     context = multiprocessing.get_context("fork")
     gc.collect()
     gc.freeze()  # a whole test session may be in memory: no child has to look through it
     try:
         with context.Pool(count) as pool:
-            for chunk, failed in zip(chunks, pool.imap(_run_chunk, chunks), strict=True):
+            done = pool.imap(partial(_run_chunk, run_one=run_one), chunks)
+            for chunk, failed in zip(chunks, done, strict=True):
                 yield len(chunk), failed
     finally:
         gc.unfreeze()
@@ -79,7 +99,7 @@ def keep(seeds: Iterable[int]) -> None:
 
 def show_one(seed: int) -> int:
     """One seed, told in full."""
-    world = World(seed)
+    world = World(seed, has_limits=HAS_LIMITS, has_history=HAS_HISTORY)
     try:
         world.run()
     except Exception:
@@ -105,20 +125,28 @@ def main() -> int:
     parser.add_argument("--workers", type=int, help="processes (one a core)")
     parser.add_argument("--until-failure", action="store_true", help="stop at the first failure")
     parser.add_argument("--keep", action="store_true", help="keep failed seeds as regressions")
+    parser.add_argument("--replicas", action="store_true", help="clusters instead of stores")
     parser.add_argument("--no-ledger", action="store_true", help="do not add to the ledger")
     told = parser.parse_args()
+    if told.seed is not None and told.replicas:
+        wrong = run_cluster(told.seed)
+        print(wrong or f"seed {told.seed}: nothing wrong")
+        return 1 if wrong else 0
     if told.seed is not None:
         return show_one(told.seed)
+    gate, run_one = (GATE_REPLICAS, run_cluster) if told.replicas else (GATE, run_seed)
     ledger = Ledger.default()
-    first = told.first if told.first is not None else ledger.next_start(GATE)
+    first = told.first if told.first is not None else ledger.next_start(gate)
     started = time.monotonic()
     done, failed = 0, []
+    again = " ARGS=--replicas" if told.replicas else ""
     try:
-        for count, found in run_seeds(range(first, first + told.seeds), workers=told.workers):
+        seeds = range(first, first + told.seeds)
+        for count, found in run_seeds(seeds, workers=told.workers, run_one=run_one):
             done += count
             for seed, why in found:
                 failed.append(seed)
-                print(f"\nseed {seed}: {why}\nrepeat: make sim SEED={seed}", flush=True)
+                print(f"\nseed {seed}: {why}\nrepeat: make sim SEED={seed}{again}", flush=True)
             took = time.monotonic() - started
             if sys.stderr.isatty():
                 print(f"\r{done} seeds, {done / took:.0f}/s", end="", file=sys.stderr)
@@ -128,7 +156,7 @@ def main() -> int:
         pass
     took = time.monotonic() - started
     if not told.no_ledger and done:
-        ledger.add(GATE, start=first, done=done, failed=len(failed), seconds=took, seeds=failed)
+        ledger.add(gate, start=first, done=done, failed=len(failed), seconds=took, seeds=failed)
     if told.keep:
         keep(failed)
     print(f"{done} seeds from {first} in {took:.0f} s, {done / took:.1f}/s; failed: {failed}")

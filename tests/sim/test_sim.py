@@ -1,6 +1,6 @@
 """Thousands of simulated worlds, each a seed: no promise may be broken in any of them.
 
-``LODEQ_SIM_SEEDS`` says how many (2,000), ``LODEQ_SIM_FIRST`` the first. ``make sim SEED=n``
+``LODEQ_SIM_SEEDS`` says how many (800), ``LODEQ_SIM_FIRST`` the first. ``make sim SEED=n``
 repeats one and tells what happened in it.
 """
 
@@ -16,7 +16,7 @@ import pytest
 from sim.run import regressions, run_seed, run_seeds
 from sim.world import World
 
-SEEDS = int(os.environ.get("LODEQ_SIM_SEEDS", "2000"))
+SEEDS = int(os.environ.get("LODEQ_SIM_SEEDS", "800"))
 FIRST = int(os.environ.get("LODEQ_SIM_FIRST", "0"))
 TESTS = Path(__file__).resolve().parent.parent
 
@@ -40,6 +40,35 @@ def test_no_seed_breaks_a_promise():
 @pytest.mark.parametrize("seed", regressions())
 def test_a_seed_that_once_failed(seed):
     assert run_seed(seed) is None
+
+
+@pytest.mark.sample
+def test_no_seed_breaks_a_limit():
+    """The same worlds with limits: rule 13, and whoever waits for a window gets its task."""
+    checked = 0
+    for seed in range(FIRST, FIRST + max(30, SEEDS // 10)):
+        world = World(seed, has_limits=True)
+        try:
+            world.run()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, with limits") from error
+        checked += world.history.limits.checked
+    assert checked > 100
+
+
+@pytest.mark.sample
+def test_no_seed_breaks_a_promise_of_the_history():
+    """The same worlds with a history: rule 23, and all others of rows that stay for longer."""
+    without = 0
+    for seed in range(FIRST, FIRST + max(30, SEEDS // 10)):
+        world = World(seed, has_history=True)
+        try:
+            world.run()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, with a history") from error
+        ends = [r[1].get("ends", {}) for r in world.records if r[0] == "found"]
+        without += sum(not has_value for one in ends for has_value, *_ in one.values())
+    assert without > 100
 
 
 def test_a_journal_tells_of_what_survived_and_of_nothing_else():

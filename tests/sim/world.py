@@ -7,6 +7,7 @@ is drawn from the seed; see ``Profile``.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import random
@@ -14,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from sim.actors import Actors
+from sim.actors import LANES, Actors
 from sim.journal import SimJournal
 from sim.knobs import turned
 
@@ -24,6 +25,7 @@ from lodeq.testing.simulation.world import Simulation
 
 DRAIN_S = 4 * 3600.0  # leases of 900 s that died with their process, clocks stepped back, …
 HOUR_S, DAY_S = 3600.0, 86_400.0
+HISTORY_S = (3, 60, 7200)  # shorter and longer than retentions
 
 
 @dataclass(slots=True)
@@ -67,14 +69,22 @@ class Profile:
 class World:
     """Runs one seed. ``records`` is the history, ``digest`` tells two runs apart."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, has_limits: bool = False, has_history: bool = False) -> None:
         self.seed = seed
+        # Of its own, as well.
+        self.kept = random.Random(f"{seed} history") if has_history else None
+        self.history_s = self.kept.choice(HISTORY_S) if self.kept is not None else 0
+        # Of its own: a world without limits draws what it always drew.
+        self.limits = random.Random(f"{seed} limits") if has_limits else None
         self.draw = random.Random(f"{seed} world")
         self.profile = Profile.of(self.draw)
         self.records: list[list] = []
         profile = self.profile
         self.history = History(
-            profile.shards, durability=profile.durability, tracks_power=profile.has_power
+            profile.shards,
+            durability=profile.durability,
+            tracks_power=profile.has_power,
+            history_s=self.history_s,
         )
         self.sim = Simulation(
             seed,
@@ -89,6 +99,8 @@ class World:
         self.options = dict(profile.options)
         if self.journal is not None:
             self.options["sink"] = self.journal.open
+        if self.history_s:
+            self.options["limits"] = lodeq.Limits(history_s=self.history_s)
         self.knobs: set[str] = set()
         self.latest_us = 0  # the latest wall time that was ever shown
 
@@ -165,6 +177,10 @@ class World:
         async def life(engine: lodeq.Engine) -> None:
             actors = self.start(engine, has_faults=has_faults)
             await actors.rec.look()
+            if self.limits is not None and self.limits.random() < 0.7:
+                await actors.limit(self.limits)
+            if self.kept is not None and self.kept.random() < 0.4:
+                await actors.fail_often(self.kept)
             self.set_faults(is_on=has_faults)
             await actors.run(for_s=draw.choice((0.5, 2.0, 5.0)))
 
@@ -186,7 +202,14 @@ class World:
         async def last(engine: lodeq.Engine) -> None:
             actors = self.start(engine, has_faults=False)
             await actors.rec.look()
+            if self.limits is not None:
+                for name in dict(LANES):
+                    await actors.rec.configure(name)
             await actors.drain(DRAIN_S)
+            if self.kept is not None:
+                for _ in range(2):  # the sweep has seen what is over by now, and nothing else
+                    await asyncio.sleep(self.kept.choice((70.0, 200.0, 2500.0, 4000.0)))
+                    await actors.rec.look()
 
         self.sim.live(last, **self.options)
         if self.journal is not None:

@@ -46,7 +46,7 @@ def slow_down(seed: int) -> None:
 
 
 def disk_bytes(top: Path) -> int:
-    """What the folder takes. Files that go meanwhile take nothing."""
+    """The bytes of a folder. Files that go meanwhile take nothing."""
     total = 0
     for folder, _, names in os.walk(top):
         for name in names:

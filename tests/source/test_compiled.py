@@ -1,4 +1,4 @@
-"""What `setup.py` compiles: modules that exist, without what mypyc compiles unsafely."""
+"""The modules that `setup.py` compiles: they exist, without what mypyc compiles unsafely."""
 
 import ast
 import runpy

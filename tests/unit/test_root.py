@@ -38,6 +38,7 @@ def test_every_name_resolves_to_itself_each_time():
         assert name in vars(lodeq)  # from the second time on, nothing is looked up
 
 
+@pytest.mark.slow
 def test_every_name_resolves_first_of_all():
     """No name needs another one to be imported before it."""
     one_of_each = {module: name for name, module in lodeq._HOME_OF.items() if name in lodeq.__all__}
@@ -130,6 +131,14 @@ def test_compiled_tells_the_build():
     from lodeq.repository.tasks import fast_path
 
     assert lodeq.COMPILED is not fast_path.__file__.endswith((".py", ".pyc"))
+
+
+def test_which_build_runs_is_known_without_loading_a_store():
+    loaded = run(
+        "import sys, json, lodeq; lodeq.COMPILED\n"
+        "print(json.dumps([name for name in sys.modules if name.startswith('lodeq')]))"
+    )
+    assert set(loaded) == {"lodeq", "lodeq.errors", "lodeq.repository", "lodeq.repository.tasks"}
 
 
 def test_a_store_opens_from_a_fresh_import(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 import lodeq
 import lodeq.sync
-from lodeq.repository.api.thread_calls import ThreadCalls
+from lodeq.repository.api.threads.thread_calls import ThreadCalls
 
 CACHE_BYTES = 8 << 20
 

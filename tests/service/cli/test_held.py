@@ -1,9 +1,11 @@
 """Beside a running service: what looks works, what writes says who is in the way."""
 
+import json
 import os
 import signal
 import subprocess
 from datetime import datetime
+from pathlib import Path
 
 import httpx
 import pytest
@@ -12,7 +14,8 @@ from support_ingest import publish
 from support_purge import make_plan
 
 import lodeq
-from lodeq.service.cli.served_note import forget_note, leave_note, note_path, read_note
+from lodeq.engine.files.lockfile import boot_id
+from lodeq.engine.files.served_note import forget_note, leave_note, note_path, read_note
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +76,7 @@ def test_what_writes_names_the_holder(store, args):
         before = picture(store)
         error = run(args[0], store, *args[1:], code=2).stderr
         assert "is open already" in error
+        assert "close it" not in error  # one cure: that of the command
         assert "compacts by itself" in error if args == ["compact"] else "lodeq serve" in error
         assert picture(store) == before
 
@@ -81,7 +85,12 @@ class TestNote:
     def test_it_is_found_until_it_is_forgotten(self, store):
         assert read_note(store) is None
         leave_note(store, "unix:///run/x.sock")
-        assert read_note(store) == ("unix:///run/x.sock", os.getpid())
+        assert read_note(store) == ("unix:///run/x.sock", os.getpid(), boot_id())
+        assert json.loads(Path(note_path(store)).read_text()).keys() == {
+            "address",
+            "pid",
+            "boot_id",
+        }
         assert os.stat(note_path(store)).st_mode & 0o777 == 0o600
         forget_note(store)
         assert read_note(store) is None
@@ -95,7 +104,17 @@ class TestNote:
 
     @pytest.mark.parametrize(
         "text",
-        ["", "[]", '{"url": "file:///etc", "pid": 1}', '{"url": 1, "pid": 1}', '{"url"', "é"],
+        [
+            "",
+            "[]",
+            '{"address": "file:///etc", "pid": 1, "boot_id": "x"}',
+            '{"address": 1, "pid": 1, "boot_id": "x"}',
+            '{"address": "http://x", "pid": true, "boot_id": "x"}',
+            '{"address": "http://x", "pid": 1}',
+            '{"address"',
+            "é",
+            "[" * 4000,
+        ],
     )
     def test_one_that_is_none_is_passed_over(self, store, text):
         with open(note_path(store), "w", encoding="utf-8") as file:
@@ -107,7 +126,7 @@ class TestNote:
         run("enqueue", store, "mail", "x")
 
     def test_a_link_is_not_followed(self, store, tmp_path):
-        (tmp_path / "elsewhere").write_text('{"url": "http://x", "pid": 1}')
+        (tmp_path / "elsewhere").write_text('{"address": "http://x", "pid": 1, "boot_id": "x"}')
         os.symlink(tmp_path / "elsewhere", note_path(store))
         assert read_note(store) is None
 

@@ -3,15 +3,17 @@
 import errno
 import os
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
 from support_cli import first, make, objects, run
 
+from lodeq import COMPILED
 from lodeq.service.cli import fitness
 from lodeq.service.cli.app import lodeq
-from lodeq.service.cli.commands import doctor
 from lodeq.service.cli.display import duration, size
+from lodeq.service.cli.maintenance import doctor
 from lodeq.service.cli.values import duration as seconds
 
 pytestmark = pytest.mark.slow
@@ -22,6 +24,7 @@ def test_doctor_looks_and_leaves_nothing(tmp_path):
     checks = {check["name"]: check["verdict"] for check in told["checks"]}
     assert set(checks) == {
         "python",
+        "build",
         "rocksdict",
         "file system",
         "fsync",
@@ -33,6 +36,8 @@ def test_doctor_looks_and_leaves_nothing(tmp_path):
         "memory",
     }
     assert (checks["python"], checks["locks"]) == ("ok", "ok")
+    (build,) = (check["found"] for check in told["checks"] if check["name"] == "build")
+    assert build == ("compiled" if COMPILED else "interpreted")
     assert told["fsync"]["p50_us"] > 0
     assert told["settings"]["shards"] >= 1
     assert list(tmp_path.iterdir()) == []
@@ -116,6 +121,29 @@ def test_a_store_that_cannot_be_read_is_not_fit(tmp_path):
     root = make(tmp_path / "s")
     (root / "shard0" / "CURRENT").write_text("nothing\n")
     assert "bad" in run("doctor", root, code=1).stdout
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_doctor_of_a_folder_that_cannot_be_written(tmp_path, monkeypatch, number):
+    root = make(tmp_path / "s")
+
+    real = tempfile.mkdtemp
+
+    def refuse(*args, **options):
+        if options.get("dir") is None:
+            return real(*args, **options)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    for path in (root, tmp_path / "new"):
+        (told,) = objects("doctor", path, code=1)
+        checked = {one["name"]: one for one in told["checks"]}
+        assert checked["folder"]["verdict"] == "bad"
+        assert os.strerror(number) in checked["folder"]["found"]
+        assert "choose another path" in checked["folder"]["advice"]
+        assert {"python", "file system", "space", "memory"} <= set(checked)
+        assert (told["fsync"], told["settings"]) == (None, None)
+        assert "choose another path" in run("doctor", path, code=1).stdout
 
 
 def test_bench_measures_and_leaves_nothing(tmp_path):

@@ -140,6 +140,7 @@ class TestFull:
         assert "3 tasks were enqueued" in done.stderr
 
     def test_what_was_done_is_not_called_undone(self, store):
+        run("enqueue", store, "q", "x")  # of an empty queue, a note says so
         for option in ("", "--json"):
             done = shell(f"lodeq pause $S q {option} >/dev/full", store, code=1)
             assert done.stderr == (

@@ -93,6 +93,18 @@ async def test_resume_of_all_tenants_is_also_for_those_paused_one_by_one(engine)
         assert len(await acme.claim()) == 1
 
 
+async def test_the_resume_of_a_tenant_says_that_the_queue_is_still_paused(engine):
+    acme = engine.queue("mail", tenant="acme")
+    await acme.enqueue(b"1")
+    async with browsing(engine) as client:
+        await ask(client, "/queues/mail/pause")
+        done = await ask(client, "/queues/mail/resume?tenant=acme")
+        assert "Still paused" in (await client.get(done.headers["location"])).text
+        assert await acme.claim() == []
+        await ask(client, "/queues/mail/resume")
+        assert len(await acme.claim()) == 1
+
+
 async def test_a_tenant_is_acted_on_alone(engine):
     acme, beta = (engine.queue("mail", tenant=name) for name in ("acme", "beta"))
     await acme.enqueue(b"1")
@@ -123,6 +135,24 @@ async def test_redrive_of_one(engine, mail):
         assert [task.id for task in await mail.dead_letters()] == [second.id]
         again = await ask(client, f"/tasks/{first.id}/redrive")
         assert again.status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/queues/mail/redrive", "/tasks/ID/redrive"])
+async def test_a_redrive_takes_the_policy_of_today_if_it_is_asked_to(engine, path):
+    await engine.publish_functions([lodeq.PublishedFunction("mail", "send", max_attempts=7)])
+    mail = engine.queue("mail", max_attempts=1)
+    receipt = await mail.enqueue(b"x", headers={"lodeq.task": "send"})
+    path = path.replace("ID", str(receipt.id))
+    for policy, status, attempts in (("", 422, 1), ("stored", 303, 1), ("current", 303, 7)):
+        for lease in await mail.claim():
+            await lease.bury("no")
+        async with browsing(engine) as client:
+            asked = await client.get(path)
+            assert 'name="policy"' in asked.text
+            body = f"form={form_token(asked)}&policy={policy}"
+            done = await client.post(path, content=body, headers=FORM)
+            assert done.status_code == status
+        assert (await engine.get(receipt.id)).max_attempts == attempts
 
 
 async def test_a_redrive_that_cannot_be_says_why(engine):

@@ -7,8 +7,8 @@ from support_dashboard import FORM, TOKEN, ask, browsing, form_token
 
 import lodeq
 from lodeq.engine.runtime.ids import SeededRng
+from lodeq.service.dashboard.access.sessions import ENDED_MAX, SESSION_S, Sessions
 from lodeq.service.dashboard.routes import Dashboard
-from lodeq.service.dashboard.sessions import ENDED_MAX, SESSION_S, Sessions
 from lodeq.service.http.guard import Settings
 
 pytestmark = pytest.mark.anyio

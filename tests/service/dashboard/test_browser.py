@@ -3,13 +3,21 @@
 import asyncio
 import base64
 import re
+import socket
+from contextlib import asynccontextmanager, nullcontext
 
+import anyio
 import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from support_browser import CONTRASTS, FLAWS, LOOKS, LOW, find_browser
 from support_dashboard import TOKEN
 from support_http import serving
 
+import lodeq
 import lodeq.testing
+from lodeq.dashboard import dashboard
 from lodeq.service.dashboard.routes import Dashboard
 from lodeq.service.http.guard import Settings
 
@@ -54,8 +62,33 @@ async def engine():
         yield engine
 
 
-@pytest.fixture
-async def url(engine):
+@asynccontextmanager
+async def hosting(engine):
+    """The address of the dashboard in another application, served by uvicorn."""
+
+    async def authorize(scope):
+        return "write", "ann"
+
+    host = Starlette(routes=[Mount("/ops/jobs", dashboard(engine, authorize=authorize))])
+
+    class Server(uvicorn.Server):
+        def capture_signals(self):
+            return nullcontext()  # those are the tests' own
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Server(uvicorn.Config(host, log_config=None, timeout_graceful_shutdown=5))
+        async with anyio.create_task_group() as group:
+            group.start_soon(server.serve, [listener])
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/ops/jobs"
+            server.should_exit = True
+
+
+@pytest.fixture(params=["served", "mounted"])
+async def url(engine, request):
+    if request.param == "mounted":
+        async with hosting(engine) as url:
+            yield url
+        return
     board = Dashboard(engine, access="write")
     settings = board.guarded(Settings())
     async with serving(engine, settings=settings, routes=board.routes) as url:
@@ -69,7 +102,7 @@ async def opened(browser, url):
 
     async def open_page(path="/", *, size=WIDE, scheme="light", base=url):
         context = await browser.new_context(
-            viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, base_url=base
+            viewport={"width": size[0], "height": size[1]}, color_scheme=scheme
         )
         contexts.append(context)
         page = await context.new_page()
@@ -77,6 +110,8 @@ async def opened(browser, url):
         page.on("console", lambda one: complaints.append(f"{one.type}: {one.text}"))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("requestfailed", lambda one: note_failure(one))
+        go = page.goto
+        page.goto = lambda path: go(f"{base}{path}")  # as links do, not to the root of the host
         await page.goto(path)
         return page
 
@@ -106,6 +141,11 @@ async def paths(engine):
         "/queues/images.resize?state=ready&tenant=acme",
         f"/tasks/{(await ids(engine))['dead']}",
         "/queues/mail/purge?state=ready",
+        "/find",
+        "/find?queue=mail&label=a%3Db&older_than=0",
+        "/find?all=1",
+        "/find/redrive?queue=mail&reason=smtp",
+        "/find/reprioritise?all=1",
     ]
 
 
@@ -271,6 +311,69 @@ async def test_a_purge_asks_and_can_be_left(engine, opened):
     await page.click("text=Delete them")
     assert await page.inner_text(".done") == "1 task deleted."
     assert (await engine.queue("mail").stats()).delayed == 0
+
+
+async def test_dead_letters_like_one_are_found_and_sent_back(engine, opened, monkeypatch):
+    """From the list of dead letters to the end of the run, which is seen without a reload."""
+    mail = engine.queue("mail", max_attempts=1)
+    for _ in range(5):
+        await mail.enqueue(b"x", function="send", preview="to='ann'")
+    for lease in await mail.claim(limit=6):
+        await lease.bury("smtp: connection refused")
+    gate, begun = asyncio.Event(), asyncio.Event()
+    real = type(engine).act
+
+    async def act(self, *args, **more):
+        begun.set()
+        await gate.wait()
+        return await real(self, *args, **more)
+
+    monkeypatch.setattr(type(engine), "act", act)
+    page = await opened("/queues/mail?state=dead")
+    await page.click("text=same function >> nth=0")
+    assert await page.inner_text("#found") == "5 tasks"
+    assert await page.input_value("#f-function") == "send"
+    assert await page.is_checked('input[value="dead"]')
+    await page.fill("#f-reason", "REFUSED")
+    await page.click("form.search button")
+    assert await page.inner_text("#found") == "5 tasks"
+    assert "reason=REFUSED" in page.url
+    await page.click("text=Redrive all…")
+    assert await page.inner_text("h1") == "Redrive 5 tasks?"
+    await page.select_option("#policy", "current")
+    await page.click("text=Redrive all")
+    await begun.wait()
+    await is_live(page)
+    await page.evaluate("window.stayed = true")
+    assert await page.inner_text(".badge") == "running"
+    gate.set()
+    await page.wait_for_selector('.badge:text("done")')
+    assert await page.evaluate("window.stayed") is True
+    assert "5" in await page.inner_text(".tile:first-child")
+    assert await page.evaluate(FLAWS) == []
+    assert (await engine.count(lodeq.TaskFilter(function="send", state="ready"))).count == 5
+
+
+async def test_without_scripts_a_search_and_its_acts_work(engine, browser, url):
+    context = await browser.new_context(java_script_enabled=False)
+    page = await context.new_page()
+    await page.goto(f"{url}/find")
+    await page.fill("#f-queue", "mail")
+    await page.check('input[value="delayed"]')
+    await page.click("form.search button")
+    assert await page.inner_text("#found") == "1 task"
+    async with page.expect_download() as file:
+        await page.click("text=CSV")
+    assert (await file.value).suggested_filename == "found.csv"
+    await page.click("text=Cancel all…")
+    await page.click("button.final")
+    for _ in range(100):
+        if await page.inner_text(".badge") == "done":
+            break
+        await page.reload()
+    assert await page.inner_text(".badge") == "done"
+    assert (await engine.queue("mail").stats()).delayed == 0
+    await context.close()
 
 
 async def test_what_users_stored_runs_nowhere(engine, opened):

@@ -10,9 +10,9 @@ from support_dashboard import TOKEN, app_of, row, watch
 from support_http import serving
 
 import lodeq.testing
-from lodeq.service.dashboard.live import SHARE, STREAMS_MAX
+from lodeq.service.dashboard.live.streams import SHARE, STREAMS_MAX
+from lodeq.service.dashboard.renderer import Pages
 from lodeq.service.dashboard.routes import Dashboard
-from lodeq.service.dashboard.templating import Pages
 from lodeq.service.http.guard import Settings
 
 pytestmark = pytest.mark.anyio

@@ -1,5 +1,6 @@
 """What is installed: the templates and files of the pages come with the wheel."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -43,3 +44,11 @@ def test_no_file_is_of_somebody_else():
         assert "http://" not in text.replace("http://www.w3.org/2000/svg", ""), name
         assert "https://" not in text, name
         assert max(map(len, text.splitlines())) < 700, name  # nothing that was built
+
+
+@pytest.mark.parametrize("name", [name for name in BESIDE if name.endswith(".html")])
+def test_every_link_of_a_template_begins_with_the_root(name):
+    """A mounted page's links are relative; at the root of an origin ``root`` is empty."""
+    text = (FOLDER / name).read_text("utf-8")
+    links = re.findall(r'\b(?:href|src|action)="([^"]*)"', text)
+    assert [link for link in links if not link.startswith(("{{ root }}/", "{{ back }}", "#"))] == []

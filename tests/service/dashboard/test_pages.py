@@ -8,7 +8,7 @@ from support_dashboard import browsing, row, tile
 import lodeq
 from lodeq.repository.api.view import EngineView
 from lodeq.repository.model.codec import CodecBytes
-from lodeq.service.dashboard import live_figures
+from lodeq.service.dashboard.live import figures as live_figures
 
 pytestmark = pytest.mark.anyio
 HOSTILE = "<script>alert(1)</script>\"'&\u202egnp.exe\x1b[2J"
@@ -320,3 +320,51 @@ async def test_what_a_codec_cannot_read_is_shown_as_it_lies_there(engine, caplog
         assert page.status_code == 200
         assert "alien bytes" in page.text
     assert "KeyError" not in caplog.text
+
+
+async def test_a_task_shows_its_call_and_its_labels(engine):
+    mail = engine.queue("mail")
+    async with browsing(engine) as client:
+        await mail.enqueue(b"x")
+        assert ">Call<" not in (await client.get("/queues/mail")).text
+        face = {"function": "send", "preview": f"to={HOSTILE}", "labels": {"customer": "7"}}
+        receipt = await mail.enqueue(b"y", **face)
+        for path in ("/queues/mail", f"/tasks/{receipt.id}"):
+            page = (await client.get(path)).text
+            assert "<strong>send</strong>" in page
+            assert "customer=7" in page
+            assert "<script>alert" not in page
+        (_, lease) = await mail.claim(limit=2)
+        await lease.complete()
+        assert "<strong>send</strong>" in (await client.get(f"/tasks/{receipt.id}")).text
+
+
+async def test_the_history_of_a_queue_is_a_tab_that_stands_still(engine, clock):
+    mail = engine.queue("mail")
+    for n in range(30):
+        await mail.enqueue(b"%d" % n)
+        lease = await mail.claim_one(worker="w1")
+        await lease.complete()
+    async with browsing(engine) as client:
+        page = await client.get("/queues/mail?state=history")
+        assert page.status_code == 200
+        assert page.text.count("data-key=") >= 25
+        assert "completed" in page.text
+        assert "data-live" not in page.text
+        following = re.search(r'rel="next" href="([^"]+)"', page.text)[1].replace("&amp;", "&")
+        rest = await client.get(following)
+        assert "w1" in rest.text
+        assert (await client.get("/queues/mail?state=done")).status_code == 422
+
+
+async def test_the_page_of_a_task_has_its_attempts(engine, clock):
+    mail = engine.queue("mail")
+    receipt = await mail.enqueue(b"x")
+    lease = await mail.claim_one(worker="w1")
+    clock.advance(2)
+    await lease.nack(delay=0, reason=HOSTILE)
+    async with browsing(engine) as client:
+        page = await client.get(f"/tasks/{receipt.id}")
+        assert '<h2 id="attempts">' in page.text
+        assert "nacked" in page.text
+        assert "<script>alert" not in page.text

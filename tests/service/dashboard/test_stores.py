@@ -7,7 +7,7 @@ import pytest
 from support_dashboard import browsing, row, tile
 
 import lodeq
-from lodeq.service.dashboard import task_trace
+from lodeq.service.dashboard.pages import task_trace
 
 pytestmark = pytest.mark.anyio
 

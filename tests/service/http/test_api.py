@@ -12,7 +12,7 @@ from support_http import asgi_client
 
 import lodeq
 import lodeq.testing
-from lodeq.client.wire import MSGPACK_FORM
+from lodeq.client.documents.wire import MSGPACK_FORM
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
 from lodeq.service.http.operations import OPERATIONS, openapi
@@ -66,6 +66,41 @@ class Speaker:
         assert answer.status_code == status, answer.text
         spec.validate_response(Response.from_httpx(answer, verify=False))
         return answer.json()
+
+
+async def _functions(call):
+    facts = {"queue": "jobs", "function": "send"}
+    published = {"queue": "jobs", "name": "send"}
+    assert await call("publish", {"functions": [published]}) == {"written": 1}
+    (shown,) = (await call("functions"))["functions"]
+    assert (shown["queue"], shown["name"]) == ("jobs", "send")
+    await call("enqueue_function", facts, status=201)
+    assert await call("forget_function", facts) == {"forgotten": True}
+    await call("beat", {"report": {}}, status=422)  # of a worker that says nothing
+    assert (await call("workers"))["workers"] == []
+
+
+async def _workflows(call):
+    callback = {"queue": "flow", "payload": 1}
+    flow = await call("open_workflow", {"callback": callback})
+    members = {"tasks": [{"queue": "flow", "payload": 2}]}
+    (member,) = (await call("add_members", members, task_id=flow["id"]))["ids"]
+    after = {"task": {"queue": "flow", "payload": 3}, "after": [member]}
+    await call("enqueue_after", after)
+    assert (await call("seal_workflow", task_id=flow["id"]))["was_open"]
+    lease = (await call("claim", {"queues": ["flow"]}))["leases"][0]
+    held = {name: lease[name] for name in ("task_id", "epoch", "token")}
+    await call("progress", held | {"fraction": 0.5})
+    assert (await call("workflow_info", task_id=flow["id"]))["id"] == flow["id"]
+    graph = await call("workflow_graph", task_id=flow["id"])
+    assert (graph["looked"], graph["groups"][0]["queue"]) == (1, "flow")
+    (listed,) = (await call("workflows", limit=5))["workflows"]
+    assert listed == graph["info"]
+    (part,) = (await call("parts", task_id=flow["id"]))["parts"]
+    assert member in part.values()
+    await call("cancel_workflow", task_id=flow["id"])
+    again = await call("redrive_workflow", task_id=flow["id"])
+    assert again == {"redriven": 0}  # a workflow that was cancelled has nothing to run again
 
 
 async def test_every_operation(engine, client):
@@ -139,6 +174,25 @@ async def test_every_operation(engine, client):
         await call(name)
     for name in ("verify", "fsync", "migrate_bodies"):
         await call(name, {})
+    await call("cancel_all", {}, queue="mail", tenant="acme")
+    await _functions(call)
+    await _workflows(call)
+    found = await call("find", {"filter": {}})
+    counted = await call("count", {})
+    assert (counted["count"], counted["is_exact"]) == (len(found["tasks"]), True)
+    open_ones = [one for one in found["tasks"] if one["state"] in ("ready", "delayed", "waiting")]
+    assert (await call("act", {"act": "cancel"}))["done"] == len(open_ones) > 0
+    exported = await client.request("POST", "/v1/tasks/export", json={"filter": {}})
+    assert len(exported.text.splitlines()) == len(found["tasks"])
+    call.called.add("export")  # its answer is a stream, not a document
+    configured = await call("configure", {"concurrency": 3}, queue="mail")
+    assert configured == await call("settings", queue="mail")
+    await call("history", limit=5)
+    assert (await call("cluster"))["led"] == list(range(engine.shards))
+    assert not (await call("ready", {"queues": ["nothing here"]}, status=422)).get("ready")
+    assert not (await call("ready", {"queues": ["nothing"]}))["ready"]
+    (attempt,) = (await call("attempts", task_id=receipt["id"]))["attempts"]
+    assert (attempt["number"], attempt["outcome"]) == (1, "completed")
     await call("checkpoint", {"path": "x"}, status=422)
     for name in ("snapshot", "snapshots", "ingest"):
         await call(name, status=422)  # in memory: tests/service/http/test_bulk.py has a folder

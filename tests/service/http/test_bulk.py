@@ -123,13 +123,13 @@ async def test_a_plan_goes_in_requests_of_bounded_size(store, tmp_path, settings
     async with ServedOpening(lodeq.open(store, **SMALL), settings) as client:
         results, dead = await end_some(client.inner)
         plan = make_plan(store, tmp_path / "plan", results, dead)
-        sent, send = [], client._link.send
+        sent, send = [], client._transport.send
 
         async def noted(call):
             sent.append(sum(len(part["rows"]) for part in call.doc["parts"]) // 24)
             return await send(call)
 
-        client._link.send = noted
+        client._transport.send = noted
         assert await client.purge_archived(plan) == lodeq.PurgeReport(70, 20, 0)
         assert sum(sent) == 90
         assert sent == ([70, 20] if settings.batch_max == 1 else [10] * 9)

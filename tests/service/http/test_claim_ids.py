@@ -16,7 +16,7 @@ from lodeq.client import calls
 from lodeq.client.blocking.engine import SyncRemoteEngine
 from lodeq.client.calls import Session
 from lodeq.client.engine import RemoteEngine
-from lodeq.client.link import Link, SyncLink, Target
+from lodeq.client.transport.transport import SyncTransport, Target, Transport
 from lodeq.service.http.app import make_app
 from lodeq.service.http.server_state import CANCELLED_MAX, GRANTED_MAX
 
@@ -58,7 +58,7 @@ class Held(httpx.AsyncBaseTransport):
 async def client_of(app, transport):
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=BASE) as plain:
         session = Session((await plain.get("/v1/engine")).json())
-    return RemoteEngine(Link(Target(BASE, None, 30.0), transport), session)
+    return RemoteEngine(Transport(Target(BASE, None, 30.0), transport), session)
 
 
 @contextlib.asynccontextmanager
@@ -200,7 +200,7 @@ async def test_closing_leaves_the_leases_of_answered_claims_alone(engine):
     transport = Late(app)
     client = await client_of(app, httpx.ASGITransport(app))
     (lease,) = await client.queue("mail").claim()
-    client._link._given = transport  # from here on, cancels would be seen
+    client._transport._given = transport  # from here on, cancels would be seen
     await client.close()
     assert not transport.cancelled.is_set()
     assert list(engine._core.leases) == [lease.task_id]
@@ -307,7 +307,7 @@ async def test_a_blocking_claim_whose_answer_is_lost_comes_back_at_once(engine):
                 return response
 
         def claim():
-            link = SyncLink(Target(url, None, 30.0), Cut(uds=url.removeprefix("unix://")))
+            link = SyncTransport(Target(url, None, 30.0), Cut(uds=url.removeprefix("unix://")))
             client = SyncRemoteEngine(link, Session(link.send(calls.engine_call("/engine"))))
             with pytest.raises(lodeq.UnreachableError):
                 client.queue("mail").claim()
@@ -404,6 +404,18 @@ async def test_memory_of_ids_is_bounded_and_keeps_no_lease_alive(engine):
     assert not claims._in_progress
     kept = [entry for granted in claims._granted.values() for entry in granted]
     assert {tuple(map(type, entry)) for entry in kept} == {(type(lease.task_id), int)}
+
+
+async def test_an_id_that_two_connections_use_is_counted_once(engine):
+    claims = make_app(engine).state.hub.claims
+    await engine.queue("mail").enqueue_many([lodeq.NewTask(b"x"), lodeq.NewTask(b"y")])
+    leases = await engine.queue("mail").claim(limit=2)
+    waiting = claims.begin(bytes(16))
+    assert claims.grant(bytes(16), leases)  # over the link the id is the client's to choose
+    assert claims.end(waiting, leases[:1])
+    assert claims._granted_count == 1
+    assert claims.take_back(bytes(16)) == leases[:1]
+    assert (claims._granted_count, len(claims._granted)) == (0, 0)
 
 
 async def test_an_older_server_is_sent_no_id(engine):

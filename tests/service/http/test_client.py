@@ -15,7 +15,7 @@ import lodeq.testing
 from lodeq.client import leases as streaming
 from lodeq.client.calls import Session, engine_call
 from lodeq.client.engine import RemoteEngine
-from lodeq.client.link import Link, Target
+from lodeq.client.transport.transport import Target, Transport
 from lodeq.repository.model.codec import CodecBytes
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
@@ -69,7 +69,7 @@ class Faulty(httpx.AsyncBaseTransport):
 async def faulty():
     async with lodeq.testing.open() as engine:
         transport = Faulty(make_app(engine, Settings(wait_s_max=0.001, batch_max=3)))
-        link = Link(Target(BASE, None, 30.0), transport)
+        link = Transport(Target(BASE, None, 30.0), transport)
         client = RemoteEngine(link, Session(await link.send(engine_call("/engine"))))
         client.transport = transport
         transport.sent.clear()
@@ -413,7 +413,7 @@ async def test_an_answer_of_another_server():
     def answer(request):
         return httpx.Response(200, text="<html>", headers={"content-type": "text/html"})
 
-    link = Link(Target(BASE, None, 1.0), httpx.MockTransport(answer))
+    link = Transport(Target(BASE, None, 1.0), httpx.MockTransport(answer))
     with pytest.raises(lodeq.UsageError, match="no lodeq server"):
         await link.send(engine_call("/engine"))
     await link.aclose()
@@ -431,7 +431,7 @@ async def test_closing_ends_every_call(pair):
     async with anyio.create_task_group() as group:
         for _ in range(3):
             group.start_soon(claim)
-        while len(client._link._pending) < 3:
+        while len(client._transport._pending) < 3:
             await anyio.lowlevel.checkpoint()
         await client.close()
     assert len(errors) == 3
@@ -470,3 +470,40 @@ for call in (lodeq.sync.connect, lambda url: asyncio.run(connect(url))):
         raise AssertionError
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+async def test_an_older_server_is_named_where_it_keeps_no_progress(pair):
+    _, engine = pair
+    queue = engine.queue("jobs")
+    await queue.enqueue(b"x")
+    (lease,) = await queue.claim()
+    engine.session.takes_progress = False
+    with pytest.raises(lodeq.UsageError, match=r"keeps no progress .* upgrade the server"):
+        await lease.progress(0.5)
+    with pytest.raises(lodeq.UsageError, match=r"cannot cancel all of a queue: .* upgrade"):
+        await queue.cancel_all()
+
+
+async def test_heartbeats_of_one_shard_that_is_led_elsewhere_are_not_lost(monkeypatch):
+    """Nor do they keep those of the others from being extended, and told so."""
+    async with ServedOpening(lodeq.testing.open(shards=2), Settings()) as client:
+        queue = client.queue("mail")
+        await queue.enqueue_many([lodeq.NewTask(n, shard_key=str(n)) for n in range(12)])
+        leases = await queue.claim(limit=12, lease=30)
+        core = client.inner._core
+        left = core.shards[1].co
+
+        def check_session(co=None):
+            if co is left:
+                raise lodeq.NotLeaderError("led elsewhere")
+
+        monkeypatch.setattr(type(left), "check_session", check_session)
+        before = {lease: lease.deadline for lease in leases}
+        await anyio.sleep(0.01)
+        assert await client.heartbeat_many(leases) == [None] * 12
+        extended = [lease.deadline > before[lease] for lease in leases]
+        assert extended == [core.shard_of(lease.task_id) is not core.shards[1] for lease in leases]
+        assert 0 < sum(extended) < 12
+        only = [lease for lease in leases if core.shard_of(lease.task_id) is core.shards[1]]
+        with pytest.raises(lodeq.NotLeaderError):
+            await client.heartbeat_many(only)

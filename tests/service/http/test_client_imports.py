@@ -66,6 +66,7 @@ ENGINE = {
     "engine",
     "engine.records",
     "engine.records.compression",  # of a value that its owner compressed
+    "engine.records.face",  # packs what a caller shows of a task
     "engine.records.frame",
     "engine.records.keyspace",  # checks names
     "engine.records.policy",

@@ -9,7 +9,7 @@ import lodeq
 import lodeq.sync
 import lodeq.testing
 from lodeq.client import calls
-from lodeq.client.link import Target
+from lodeq.client.transport.transport import Target
 from lodeq.service.http.guard import Settings
 
 pytestmark = pytest.mark.anyio

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import lodeq
-from lodeq.client.wire import JSON, MSGPACK_FORM
+from lodeq.client.documents.wire import JSON, MSGPACK_FORM
 from lodeq.repository.model.values import NewTask
 from lodeq.service.http import schemas
 from lodeq.service.http.document_reader import key_of, read, read_query, stored_of

@@ -1,7 +1,9 @@
 """Whatever is sent: a clear refusal, and nothing written."""
 
+import asyncio
 import json
 import os
+import socket
 import stat
 from contextlib import AsyncExitStack
 
@@ -19,8 +21,9 @@ from lodeq.service.cli.app import lodeq as command
 from lodeq.service.http import guard
 from lodeq.service.http import server as module
 from lodeq.service.http.app import make_app
-from lodeq.service.http.guard import Settings, host_of
+from lodeq.service.http.guard import Settings
 from lodeq.service.http.listener import listen_tcp, listen_unix
+from lodeq.service.shared.origin import host_of
 
 pytestmark = pytest.mark.anyio
 TOKEN = "a token of some length"
@@ -225,6 +228,23 @@ def test_nothing_listens_beyond_loopback_without_a_token(host, tmp_path):
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_loopback_needs_none(host):
     listen_tcp(host, 0, None).close()
+
+
+async def test_no_answer_over_tcp_waits_for_the_acknowledgement_of_the_one_before():
+    accepted = asyncio.get_running_loop().create_future()
+
+    class Look(asyncio.Protocol):
+        def connection_made(self, transport):
+            sock = transport.get_extra_info("socket")
+            accepted.set_result(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            transport.close()
+
+    with listen_tcp("127.0.0.1", 0, None) as listener:
+        server = await asyncio.get_running_loop().create_server(Look, sock=listener)
+        async with server:
+            stream = await anyio.connect_tcp(*listener.getsockname())
+            assert await accepted
+            await stream.aclose()
 
 
 def test_an_address_that_is_taken_or_none_of_ours():

@@ -5,7 +5,7 @@ import pytest
 from support_http import asgi_client
 
 import lodeq
-from lodeq.client.problems import error_of
+from lodeq.client.documents.problems import error_of
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
 

@@ -198,6 +198,7 @@ def start(tmp_path):
 
 
 # httpcore leaves a socket that could not connect to the collector.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_leases_outlive_a_server_that_is_stopped_and_one_that_is_killed(start):
     with socket_path() as path:
@@ -231,6 +232,7 @@ def test_leases_outlive_a_server_that_is_stopped_and_one_that_is_killed(start):
             assert client.verify().ok
 
 
+@pytest.mark.slow
 def test_served_on_loopback_with_a_token(start, tmp_path):
     file = tmp_path / "token"
     file.write_text("a token of some length\n")
@@ -265,6 +267,7 @@ def test_served_on_loopback_with_a_token(start, tmp_path):
     assert [path.name for path in copies.iterdir()] == ["first"]
 
 
+@pytest.mark.slow
 def test_a_port_alone_is_one_of_loopback(start):
     _, url = start("--port", "0")
     assert url.startswith("http://127.0.0.1:")
@@ -272,6 +275,7 @@ def test_a_port_alone_is_one_of_loopback(start):
         assert client.shards == 1
 
 
+@pytest.mark.slow
 def test_a_socket_that_is_not_its_own_outlives_a_server(start):
     with socket_path() as path:
         process, _ = start("--uds", path)
@@ -300,6 +304,7 @@ def test_a_socket_has_no_port(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_socket_lies_beside_the_store(start, tmp_path):
     _, url = start()
     assert url == f"unix://{tmp_path}/store.sock"
@@ -307,6 +312,7 @@ def test_the_socket_lies_beside_the_store(start, tmp_path):
         assert client.path == str(tmp_path / "store")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     ("options", "status"),

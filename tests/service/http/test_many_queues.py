@@ -12,7 +12,7 @@ import lodeq
 import lodeq.testing
 from lodeq.client.calls import Session, engine_call
 from lodeq.client.engine import RemoteEngine
-from lodeq.client.link import Link, Target
+from lodeq.client.transport.transport import Target, Transport
 from lodeq.engine.runtime.ids import SeededRng
 from lodeq.service.dashboard.routes import Dashboard
 from lodeq.service.http.app import make_app
@@ -134,7 +134,7 @@ async def test_queues_come_in_pages(app):
 
 
 async def test_a_client_follows_the_pages(app):
-    link = Link(Target("http://lodeq", None, 30.0), httpx.ASGITransport(app))
+    link = Transport(Target("http://lodeq", None, 30.0), httpx.ASGITransport(app))
     async with RemoteEngine(link, Session(await link.send(engine_call("/engine")))) as client:
         found = await client.queues()
     assert len(found) == QUEUES + TENANTS

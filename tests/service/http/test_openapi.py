@@ -117,6 +117,8 @@ def base_of(name, send):
             "heartbeat_many": {"leases": [held]},
             "checkpoint": {"path": uuid.uuid4().hex},
             "forget_loads": {"older_than": 3600},
+            "add_members": {"tasks": []},
+            "configure": {"concurrency": 1},
             "purge_archived": {
                 "store_id": send.store_id,
                 "shards": 1,
@@ -139,8 +141,12 @@ BESIDE = {
 INSTEAD = {"payload_base64": "payload", "payload_kind": "payload", "result_base64": "result"}
 # Right by the document, and wrong all the same for what they mean; said in its descriptions.
 MEANING = {
+    ("publish", "functions"), ("beat", "report"),  # what is in them, the engine checks
     ("purge_archived", "store_id"), ("purge_archived", "shards"), ("purge_archived", "shard"),
     ("purge_archived", "parts"), ("checkpoint", "path"), ("ingest", "job"),
+    ("configure", "rate"), ("find", "cursor"), ("act", "cursor"),
+    ("act", "act"),  # "priority" needs the member of that name
+    ("open_workflow", "callback"), ("add_members", "tasks"), ("add_members", "after"),
     *((name, "headers_base64") for name in PATHS),
 }  # fmt: skip
 

@@ -16,19 +16,19 @@ from lodeq.client.blocking.engine import SyncRemoteEngine
 from lodeq.client.blocking.lease import SyncRemoteLease
 from lodeq.client.blocking.leases import SyncRemoteLeaseStream
 from lodeq.client.blocking.queue import SyncRemoteQueue
+from lodeq.client.documents.problems import STATUSES, error_of, problem_of
+from lodeq.client.documents.records import Granted, plain_doc, stats_of
+from lodeq.client.documents.wire import JSON, MSGPACK_FORM, Stored
 from lodeq.client.engine import RemoteEngine
 from lodeq.client.lease import RemoteLease
 from lodeq.client.leases import RemoteLeaseStream
-from lodeq.client.link import Link, Target
-from lodeq.client.problems import STATUSES, error_of, problem_of
 from lodeq.client.queue import RemoteQueue
-from lodeq.client.records import Granted, plain_doc, stats_of
-from lodeq.client.wire import JSON, MSGPACK_FORM, Stored
+from lodeq.client.transport.transport import Target, Transport
 from lodeq.engine.records.policy import Policy
 from lodeq.repository.api.engine import ThreadEngine
 from lodeq.repository.api.lease_proof import LeaseProof
-from lodeq.repository.api.thread_leases import ThreadLease, ThreadLeaseStream
-from lodeq.repository.api.thread_queue import ThreadQueue
+from lodeq.repository.api.threads.thread_leases import ThreadLease, ThreadLeaseStream
+from lodeq.repository.api.threads.thread_queue import ThreadQueue
 from lodeq.repository.model.codec import CODEC, MSGPACK, RAW, encode_value
 from lodeq.service.http.guard import Settings
 
@@ -52,6 +52,7 @@ KEPT = {
     "deadline_mono",
     "expires_ms",
     "flags",
+    "face",
     "ghost",
     "ghost_expires_ms",
     "granted_mono",
@@ -60,6 +61,7 @@ KEPT = {
     "packed_policy",
     "record",
     "record_bytes",
+    "runs",
     "stored_s",
     "times",
     "worker",
@@ -132,6 +134,8 @@ FACTS = {
     "missing": (4, 5),
     "offset": 9,
     "reason": "torn",
+    "state": "dead",
+    "finished_at": datetime(2026, 11, 26, 12, tzinfo=UTC),
 }
 
 
@@ -272,7 +276,7 @@ def test_tokens_stand_in_no_repr():
         LeaseProof(FACTS["task_id"], 1, token),
         Settings(token=secret),
         target,
-        Link(target),
+        Transport(target),
     ):
         assert "sixteen" not in repr(one)
         assert "secret" not in repr(one)

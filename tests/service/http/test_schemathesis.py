@@ -53,11 +53,13 @@ def test_every_operation_is_described():
     assert set(OPERATION) == {name for name, *_ in OPERATIONS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATION)
 def test_what_it_lets_in_is_answered_as_it_says(name, send):
     check(name, GenerationMode.POSITIVE, send)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONGLY)
 def test_what_it_forbids_is_refused(name, send):
     check(name, GenerationMode.NEGATIVE, send)
@@ -151,6 +153,7 @@ documents = st.recursive(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, one in OPERATION.items() if one.body])
 def test_msgpack_of_any_kind_is_answered(name, send):
     operation = OPERATION[name]

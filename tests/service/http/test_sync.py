@@ -13,7 +13,7 @@ import lodeq
 import lodeq.sync
 import lodeq.testing
 from lodeq.client.blocking import leases
-from lodeq.client.link import SyncLink
+from lodeq.client.transport.transport import SyncTransport
 
 
 @pytest.fixture(scope="module")
@@ -211,9 +211,11 @@ class Hurried(threading.Event):
     def __init__(self):
         super().__init__()
         self.waits = []
+        self.begun = threading.Event()
         self.beaten = threading.Event()
 
     def wait(self, timeout=None):
+        self.begun.wait(30)
         self.waits.append(timeout)
         if len(self.waits) < 3:
             return self.is_set()
@@ -229,6 +231,7 @@ def test_a_thread_of_its_own_keeps_leases_alive(url, monkeypatch):
         with queue.leases() as stream:
             lease = next(iter(stream))
             before = lease.deadline
+            stream._over.begun.set()
             assert stream._over.beaten.wait(30)  # while this thread does nothing for it
             assert lease.deadline > before
             lease.complete()
@@ -279,7 +282,7 @@ def test_a_claim_that_waits_ends_when_another_thread_closes(own):
     assert portal.call(engine.queue("mail").stats).ready == 1
 
 
-class HeldLink(SyncLink):
+class HeldLink(SyncTransport):
     """The answer of a claim is there, but not read yet."""
 
     def __init__(self, target):
@@ -298,8 +301,8 @@ def test_what_is_granted_while_another_thread_closes_goes_back(own):
     portal, engine, url = own
     portal.call(engine.queue("mail").enqueue, b"x")
     client, outcome = lodeq.sync.connect(url), []
-    client._link.close()
-    link = client._link = HeldLink(client._link.target)
+    client._transport.close()
+    link = client._transport = HeldLink(client._transport.target)
     thread = claiming(client, outcome)
     assert link.granted.wait(30)
     assert portal.call(engine.queue("mail").stats).leased == 1
@@ -323,7 +326,7 @@ def test_what_was_claimed_before_the_end_is_the_callers(own):
 def test_a_client_that_closes_asks_a_server_that_is_gone_once(own):
     _, _, url = own
     client = lodeq.sync.connect(url)
-    link = client._link
+    link = client._transport
     calls, client._claims._ids = [], {bytes([n]) * 16 for n in range(9)}
 
     def send(call):
@@ -348,3 +351,36 @@ def test_a_client_on_a_loop_closes_its_twin_for_threads_too(own):
         return outcome
 
     assert [type(one) for one in portal.call(life)] == [lodeq.ClosedError]
+
+
+def test_functions_and_workers(engine, queue):
+    """Blocking: published, called by name, and reported; the suite has the details."""
+    function = lodeq.PublishedFunction(
+        queue.name, "send", max_attempts=2, parameters=(lodeq.FunctionParameter("to"),)
+    )
+    assert engine.publish_functions([function]) == 1
+    (found,) = engine.functions(queue.name)
+    assert (found.name, found.max_attempts, found.parameters) == ("send", 2, function.parameters)
+    receipt = engine.enqueue_function(queue.name, "send", {"to": "a"}, headers={"x": 1})
+    assert engine.get(receipt.id).max_attempts == 2
+    with pytest.raises(lodeq.UsageError, match="needs the argument 'to'"):
+        engine.enqueue_function(queue.name, "send", {})
+    with pytest.raises(lodeq.UsageError, match="did you mean 'send'"):
+        engine.enqueue_function(queue.name, "sent", {})
+    engine.beat(lodeq.WorkerReport(queue.name, (queue.name,)))
+    assert queue.name in [one.name for one in engine.workers()]
+    engine.beat(lodeq.WorkerReport(queue.name, is_over=True))
+    assert queue.name not in [one.name for one in engine.workers()]
+    assert engine.forget_function(queue.name, "send")
+    engine.enqueue_many([lodeq.NewTask(b"", queue.name, retry=lodeq.Backoff("fixed", base=5.0))])
+
+
+def test_progress_of_a_run(engine, queue):
+    receipt = queue.enqueue(b"x")
+    (lease,) = queue.claim()
+    lease.progress(0.5, "halfway")
+    assert engine.get(receipt.id).progress[:2] == (0.5, "halfway")
+    lease.complete()
+    assert engine.get(receipt.id).progress is None
+    with pytest.raises(lodeq.LeaseLostError):
+        lease.progress(1)

@@ -13,10 +13,10 @@ from support_turns import longest_callback
 
 import lodeq
 import lodeq.testing
-from lodeq.client.wire import JSON, MSGPACK_FORM
+from lodeq.client.documents.wire import JSON, MSGPACK_FORM
 from lodeq.repository.model.codec import PackedBytes
-from lodeq.service.dashboard import live
-from lodeq.service.dashboard.templating import Pages
+from lodeq.service.dashboard.live import streams as live
+from lodeq.service.dashboard.renderer import Pages
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 CALLBACK_MS = 50.0

@@ -26,6 +26,12 @@ async def work(n: int) -> int:
     return n
 
 
+@app.task("paced", rate="10/s", queue_concurrency=4)
+async def paced(n: int) -> int:
+    await anyio.lowlevel.checkpoint()
+    return n
+
+
 @app.task("hold", max_attempts=3)
 async def hold(name: str) -> str | None:
     """Stays until it is cancelled, but for a worker that is new."""
@@ -48,3 +54,39 @@ async def compute() -> int:
     attempt = begin()
     FIFO.read_bytes()  # noqa: ASYNC240 - that is the point
     return attempt
+
+
+@app.task("interrupted", max_attempts=1)
+async def interrupt(thread: int) -> None:
+    """What a library may raise that stops by Ctrl-C."""
+    begin()
+    raise KeyboardInterrupt
+
+
+@app.task("interrupted", max_attempts=1)
+def interrupt_thread(thread: int) -> None:
+    """The same in a thread."""
+    begin()
+    raise KeyboardInterrupt
+
+
+@app.task("parts", concurrency=8, max_attempts=5)
+async def part(n: int) -> int:
+    if n % 100 == 50:
+        begin()  # who watches may kill this process now
+    await anyio.sleep(0.001)
+    return n * n
+
+
+@app.task("totals")
+async def total() -> int:
+    begin()
+    numbers = [one.value async for one in current().parts() if one.status == "completed"]
+    return sum(numbers)
+
+
+@app.task("reports")
+async def report(count: int) -> str:
+    async with await current().workflow(total.new()) as flow:
+        await flow.add([part.new(n) for n in range(count)])
+    return str(flow.id)

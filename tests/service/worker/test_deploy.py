@@ -59,6 +59,30 @@ async def test_a_thread_that_does_not_end_is_left_behind(tmp_path):
         assert (task.state, task.attempts) == ("ready", 0)
 
 
+async def test_a_rate_holds_over_two_processes(served):
+    """And so does a concurrency: both are counted in the store."""
+    engine, crew = served
+    for name in ("one", "two"):
+        crew.worker(name)
+    here: set[str] = set()
+    with anyio.fail_after(60):
+        while len(here) < 2:  # both work
+            tasks = [NewTask({"n": n}) for n in range(16)]
+            for one in await engine.queue("work").enqueue_many(tasks):
+                here.add((await engine.result(one.id, wait=60)).worker)
+    found = await engine.settings("paced")
+    assert (found.rate, found.concurrency) == ("10/s", 4)
+    assert found.by == {"rate": "function paced", "concurrency": "function paced"}
+    tasks = [NewTask({"n": n}) for n in range(25)]
+    receipts = await engine.queue("paced").enqueue_many(tasks)
+    results = [await engine.result(one.id, wait=60) for one in receipts]
+    assert {result.status for result in results} == {"completed"}
+    starts = sorted(result.leased_at for result in results)
+    spans = [last - first for first, last in zip(starts, starts[10:], strict=False)]
+    # By the wall clock; windows are by the monotonic one.
+    assert min(spans).total_seconds() > 0.99, spans
+
+
 class Load:
     """A hundred tasks at a time, all of which have to complete before the next."""
 
@@ -182,3 +206,30 @@ async def test_a_frozen_worker_loses_its_lease_and_is_fenced(served):
     frozen.signal(signal.SIGTERM)
     assert await run_sync(frozen.wait) == 0
     assert await engine.result(receipt.id) == result
+
+
+async def test_a_fan_out_of_a_thousand_outlives_the_kill_of_a_worker(served):
+    """Killed in the middle: the callback runs once, and sees every part."""
+    engine, crew = served
+    count = 1000
+    receipt = await engine.queue("reports").enqueue(
+        {"count": count}, headers={"lodeq.task": "report"}
+    )
+    victim = crew.worker("victim")
+    for _ in range(4):  # of ten lines of parts that it would say
+        assert (await run_sync(victim.line)).startswith("part ")
+    victim.signal(signal.SIGKILL)
+    await run_sync(victim.wait)
+    (before,) = await engine.workflows()
+    flow = before.id
+    assert 0 < before.ended < count
+    crew.worker("heir")
+    result = await engine.result(before.callback, wait=90)
+    assert result.value == sum(n * n for n in range(count))
+    assert (await engine.result(receipt.id, wait=30)).value == str(flow)
+    after = await engine.workflow_info(flow)
+    assert (after.state, after.ended, after.failed) == ("over", count, 0)
+    statuses = [part.status async for part in engine.parts(flow)]
+    assert statuses == ["completed"] * count
+    totals = await engine.history(queue="totals")
+    assert [one.attempts for one in totals] == [1]

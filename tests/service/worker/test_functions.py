@@ -169,7 +169,7 @@ async def test_what_nobody_can_run_fails_visibly(app):
         await queue.enqueue({"to": "a"})
         await queue.enqueue({"to": "a", "nobody": 1}, headers={"lodeq.task": "send"})
         await queue.enqueue(b"raw", headers={"lodeq.task": "send"})
-        assert (await app.drain(errors="keep")).failed == 4
+        assert (await app.drain(errors="keep")).dead == 4
         reasons = [task.reason for task in await queue.dead_letters()]
         for told in ("no function 'gone'", "2 functions", "nobody", "not a map"):
             assert sum(told in reason for reason in reasons) == 1
@@ -414,7 +414,11 @@ def test_names_and_limits_are_given_once(app):
         app.task("mail")(send)
     with pytest.raises(UsageError, match="rate is a limit of the queue"):
         app.task("mail", name="other", rate="2/s")(send)
+    app.task("mail", name="fourth", queue_concurrency=3)(send)
+    with pytest.raises(UsageError, match=r"queue_concurrency .* 'fourth' has set it .* 'fifth'"):
+        app.task("mail", name="fifth", queue_concurrency=3)(send)
     app.task("mail", name="other", concurrency=3)(send)
+    app.task("mail", name="sixth", concurrency=2)(send)  # each has its own
     with pytest.raises(UsageError, match="by name"):
         app.task("mail", name="third")(lambda *args: None)
 
@@ -457,3 +461,23 @@ async def test_setup_is_around_all_work():
         await send.enqueue()
         await app.drain()
     assert seen == [True, "ran", "left"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"oder": 1}, "got an unexpected argument 'oder'; did you mean 'order'?"),
+        ({"zzz": 1}, "got an unexpected argument 'zzz'"),
+        ({}, "missing a required argument: 'order'"),
+        ({"order": 1, "oder": 1}, "got an unexpected argument 'oder'"),
+    ],
+)
+async def test_an_unknown_argument_is_named_before_a_missing_one(arguments, why):
+    app = App()
+
+    @app.task("q")
+    async def ship(order: int) -> None: ...
+
+    with pytest.raises(UsageError) as caught:
+        ship.new(**arguments)
+    assert str(caught.value) == f"ship(order: int) -> None: {why}"

@@ -93,8 +93,8 @@ async def test_a_codec_that_panics_fails_its_own_task(clock):
     app = App(codec=Codec())
 
     @app.task("odd")
-    async def odd(value: str) -> object:
-        return object() if value == "unpacked" else "odd"
+    async def odd(value: bytes) -> object:
+        return object() if value == b"unpacked" else "odd"
 
     async with working(app, clock) as (engine, worker):
         receipt = await engine.queue("odd").enqueue(b"x")

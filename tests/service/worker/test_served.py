@@ -56,6 +56,30 @@ async def test_it_beats_while_the_loop_is_blocked() -> None:
 
 
 @on_loop
+async def test_a_loop_that_is_held_is_logged_once_while_it_is(caplog) -> None:
+    wire = Wire()
+    keeper = ThreadKeepalive(wire, current_spawner(), lambda lease: None)
+    keeper.hold([Lease(0.03)])
+
+    def held():
+        return [one for one in caplog.records if getattr(one, "event", "") == "loop_late"]
+
+    for n in range(1, 3):
+        wire.beaten.clear()
+        wire.beats.clear()
+        while not held()[n - 1 :]:  # this is the loop's thread: it does not run meanwhile
+            assert wire.beaten.wait(30)
+        wire.beats.clear()
+        wire.beaten.clear()
+        assert wire.beaten.wait(30)
+        assert len(held()) == n
+        assert "has been held for" in held()[-1].getMessage()
+        await until(lambda: keeper._asked_mono is None)  # it runs again
+    keeper.close()
+    keeper._thread.join(30)
+
+
+@on_loop
 async def test_a_beat_that_does_not_get_through_is_sent_again() -> None:
     wire = Wire()
     wire.errors = [lodeq.UnreachableError("gone"), OSError("gone"), ValueError("a bug")]

@@ -181,7 +181,7 @@ async def test_a_thread_that_ends_when_told_counts(clock, end, outcome, state):
         assert task.attempts == (1 if end == "return" else 0)
 
 
-async def test_a_thread_that_does_not_end_when_told_is_left_behind(clock, room):
+async def test_a_thread_that_does_not_end_when_told_is_left_behind(clock, room, caplog):
     app = App(grace=1)
 
     @app.task("mail")
@@ -200,6 +200,9 @@ async def test_a_thread_that_does_not_end_when_told_is_left_behind(clock, room):
         assert worker.has_left_some
         task = await engine.get(receipt.id)
         assert (task.state, task.attempts) == ("ready", 0)
+        room.open()
+    told = [one.getMessage() for one in caplog.records if str(receipt.id) in one.getMessage()]
+    assert told == [f"task {receipt.id} ('send') does not end; its lease is released"]
 
 
 async def test_a_stop_waits_for_a_thread_that_was_out_of_time(clock, room):

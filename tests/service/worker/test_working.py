@@ -96,7 +96,7 @@ async def test_no_more_run_at_once_than_may(clock, hall):
             await settle()
             await hall.let_out()
         await until(lambda: hall.begun == 12)
-        assert hall.most == 4
+        assert hall.most == 3
         hall.open()
         await until(lambda: not worker.running)
         assert (await engine.stats()).completed_total == 12
@@ -112,12 +112,152 @@ async def test_a_rate_holds_in_any_window(clock):
 
     async with working(app, clock):
         await send.enqueue_many([send.new() for _ in range(9)])
+        await until(lambda: len(started) == 3)  # a start is the grant of a lease
         for _ in range(60):
             await clock.advance(0.7)
         assert len(started) == 9
         for first, fourth in zip(started, started[3:], strict=False):
             assert fourth - first >= 10
         assert started[8] - started[0] < 25
+
+
+async def test_a_function_at_its_limit_waits_and_others_of_its_queue_go_past_it(clock, hall):
+    app = App(concurrency=4)
+
+    @app.task("mail", concurrency=1)
+    async def slow() -> None:
+        await hall.stay("slow")
+
+    @app.task("mail")
+    async def quick() -> None:
+        await hall.stay("quick")
+
+    async with working(app, clock) as (engine, worker):
+        await slow.enqueue_many([slow.new() for _ in range(3)])
+        await quick.enqueue()
+        await until(lambda: sorted(hall.inside) == ["quick", "slow"])
+        await settle()
+        assert sorted(hall.inside) == ["quick", "slow"]
+        hall.open()
+        await until(lambda: not worker.running and hall.begun == 4)
+        assert (await engine.stats()).completed_total == 4
+
+
+async def test_what_finds_no_slot_of_the_process_goes_back(clock, hall):
+    app = App(concurrency=2)
+
+    @app.task("long")
+    async def long() -> None:
+        await hall.stay()
+
+    @app.task("quick")
+    async def quick() -> None: ...
+
+    async with working(app, clock) as (engine, worker):
+        await long.enqueue_many([long.new() for _ in range(2)])  # claimed by two polls at once
+        await quick.enqueue_many([quick.new() for _ in range(2)])
+        await until(lambda: len(hall.inside) == 2 and len(worker.running) == 4)
+        await settle()  # until both wait for their slot: their second begins then
+        await clock.advance(0.9)
+        assert len(worker.running) == 4
+        await clock.advance(0.2)
+        await until(lambda: len(worker.running) == 2)
+        assert [task.attempts for task in await engine.queue("quick").peek()] == [0, 0]
+        (lease, other) = await engine.queue("quick").claim(limit=2)  # of a process beside it
+        await lease.complete()
+        await other.release()
+        hall.open()
+        await until(lambda: worker.outcomes.get("completed") == 3)
+        assert (await engine.stats()).completed_total == 4
+
+
+async def test_a_run_that_waits_for_its_function_is_released_at_a_stop(clock, hall):
+    app = App(concurrency=4, grace=0)
+
+    @app.task("mail", concurrency=1)
+    async def slow() -> None:
+        await hall.stay("slow")
+
+    @app.task("mail")
+    async def quick() -> None: ...
+
+    async with lodeq.testing.open(clock=clock) as engine, app.use(engine):
+        async with app.work() as worker:
+            await slow.enqueue_many([slow.new() for _ in range(3)])
+            await until(lambda: len(worker.running) == 3)
+        stats = await engine.queue("mail").stats()
+        assert (stats.ready, stats.leased, stats.dead) == (3, 0, 0)
+
+
+async def test_a_limit_of_the_queue_holds_over_two_workers(clock, hall):
+    one, two = App(name="one"), App(name="two")
+    for app in (one, two):
+
+        @app.task("mail", name="send", queue_concurrency=3)
+        async def send() -> None:
+            await hall.stay()
+
+    async with (
+        lodeq.testing.open(clock=clock) as engine,
+        one.use(engine),
+        two.use(engine),
+        one.work() as first,
+        two.work() as second,
+    ):
+        found = await engine.settings("mail")
+        assert (found.concurrency, found.by) == (3, {"concurrency": "function send"})
+        await engine.queue("mail").enqueue_many([lodeq.NewTask({})] * 9)
+        for _ in range(20):
+            await settle()
+            await hall.let_out()
+        await until(lambda: hall.begun == 9 and not first.running and not second.running)
+        assert hall.most == 3
+
+
+async def test_two_functions_that_differ_are_refused_with_both_names(clock):
+    one, two = App(), App()
+
+    @one.task("mail", rate="1/s")
+    async def send() -> None: ...
+
+    @two.task("mail", rate="2/s")
+    async def post() -> None: ...
+
+    async with (
+        lodeq.testing.open(clock=clock) as engine,
+        one.use(engine),
+        two.use(engine),
+        one.work(),
+    ):
+        with pytest.raises(lodeq.UsageError, match="function send has set 1/s, function post"):
+            async with two.work():
+                raise AssertionError("it works")
+        assert (await engine.settings("mail")).rate == "1/s"
+
+
+async def test_the_newest_start_of_a_function_wins_and_may_take_its_limit_back(clock, caplog):
+    def version(**options):
+        app = App()
+
+        @app.task("mail", **options)
+        async def send() -> None: ...
+
+        return app
+
+    async with lodeq.testing.open(clock=clock) as engine:
+
+        async def start(**options):
+            app = version(**options)
+            async with app.use(engine), app.work():
+                return await engine.settings("mail")
+
+        assert (await start(rate="1/s", queue_concurrency=2)).concurrency == 2
+        found = await start(rate="5/s")
+        assert (found.rate, found.concurrency) == ("5/s", None)
+        await engine.configure("mail", rate="1/m")  # an operator's stays
+        assert (await start(rate="5/s")).rate == "1/m"
+        assert "stays 1/m, as operator has set it; function 'send' declares 5/s" in caplog.text
+        assert (await start()).rate == "1/m"
 
 
 async def test_a_tenant_at_its_limit_does_not_hold_the_others_up(clock, hall):

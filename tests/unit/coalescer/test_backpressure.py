@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 import lodeq.testing
+from lodeq.coalescer import backpressure
 from lodeq.coalescer.backpressure import SubmitLine
 from lodeq.coalescer.write_pause import writes_paused
 from lodeq.engine.runtime.ids import slot_of
@@ -228,7 +229,7 @@ def test_a_large_submission_in_line_is_not_overtaken_by_small_ones():
             await queue.enqueue_many([lodeq.NewTask(payload) for payload in payloads])
             order.append(name)
 
-        large = [bytes(190 << 10)] * 8  # nearly a group; encoded without a turn in between
+        large = [bytes(190 << 10)] * 8  # nearly a group
         calls = [put(n, b"") for n in range(8)]
         calls.insert(4, put("large", *large))
         calls += [put(n, b"") for n in range(8, 32)]
@@ -236,7 +237,7 @@ def test_a_large_submission_in_line_is_not_overtaken_by_small_ones():
         assert order == [0, 1, 2, 3, "large", *range(4, 32)]
         assert co.submit_line.queued == 0
 
-    run(main, submit_queue_max=2)
+    run(main, submit_queue_max=2, clock=lodeq.testing.ManualClock())  # no turn is ever over
 
 
 def test_a_reservation_of_somebody_cancelled_goes_to_the_next():
@@ -296,3 +297,340 @@ def test_a_poisoned_shard_answers_everybody_in_line():
         assert (co.submit_line.queued, co.submit_line.reserved) == (0, 0)
 
     run(main, submit_queue_max=4)
+
+
+# -- callers who leave their call in the line --------------------------------------------
+
+
+def payloads_of(leases):
+    return [lease.payload for lease in leases]
+
+
+def is_empty(line):
+    return (len(line), line.queued, line.reserved) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("every", [1, 2, 7])
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_calls_and_callers_in_person_are_served_in_the_order_they_came(every, backend):
+    """Payloads of bytes stand in line by a call, others in person."""
+
+    async def main():
+        async with lodeq.testing.open(submit_queue_max=8) as engine:
+            queue, co = engine.queue("mail"), engine._core.shards[0].co
+            given = [b"%d" % n if n % every == 0 else n for n in range(200)]
+            came, most = [], [0]
+
+            def watch(_):
+                most[0] = max(most[0], co.waiting)
+
+            co.watch = watch
+
+            async def put(payload):
+                came.append(payload)
+                await queue.enqueue(payload)
+
+            with anyio.fail_after(20):
+                async with anyio.create_task_group() as group:
+                    for payload in given:
+                        group.start_soon(put, payload)
+            claimed = payloads_of(await queue.claim(limit=200))
+            if backend == "asyncio" or every == 1:
+                assert claimed == came
+            else:  # Trio wakes those who come in person, several at a time, in any order
+                assert sorted(map(str, claimed)) == sorted(map(str, came))
+            assert sorted(map(str, came)) == sorted(map(str, given))
+            assert is_empty(co.submit_line)
+            assert most[0] <= 8
+
+    anyio.run(main, backend=backend)
+
+
+def test_a_caller_in_line_by_a_call_takes_one_step():
+    """One future: it goes on when its submission is committed."""
+
+    async def main(engine, queue):
+        co = engine._core.shards[0].co
+        with writes_paused(co):
+            first = asyncio.create_task(queue.enqueue(b"first"))
+            await turns()
+            second = asyncio.create_task(queue.enqueue(b"second"))
+            await turns()
+            (future,) = co.submit_line.futures
+            assert not first.done()
+        await turns(1)
+        assert not co.submit_line.futures
+        assert not future.done()  # submitted, and not committed yet
+        assert (await second) is future.result()
+        await first
+
+    run(main, submit_queue_max=1)
+
+
+@pytest.mark.parametrize("call", ["enqueue", "claim", "complete"])
+def test_a_call_cancelled_in_line_has_done_nothing(call):
+    async def main(engine, queue):
+        co = engine._core.shards[0].co
+        await queue.enqueue(b"task")
+        lease = (await queue.claim())[0] if call == "complete" else None
+        make = {
+            "enqueue": partial(queue.enqueue, b"more"),
+            "claim": queue.claim,
+            "complete": lease.complete if lease else None,
+        }[call]
+        with writes_paused(co):
+            first = asyncio.create_task(queue.enqueue(b"first"))
+            await turns()
+            line = [asyncio.create_task(make()) for _ in range(3)]
+            last = asyncio.create_task(queue.enqueue(b"last"))
+            await turns()
+            assert len(co.submit_line) == 4
+            for one in line:
+                one.cancel()
+            await turns()
+            assert [one.cancelled() for one in line] == [True] * 3
+            assert (len(co.submit_line), co.submit_line.queued) == (1, 1)
+        await asyncio.gather(first, last)
+        assert is_empty(co.submit_line)
+        if lease is not None:
+            await lease.complete()
+        left = [b"first", b"last"] if call == "complete" else [b"task", b"first", b"last"]
+        assert payloads_of(await queue.claim(limit=9)) == left
+
+    run(main, submit_queue_max=1)
+
+
+def test_a_call_cancelled_in_the_turn_in_which_it_would_be_made_is_passed_over():
+    """Its future is done, its task has not run yet."""
+
+    async def main(engine, queue):
+        co = engine._core.shards[0].co
+        with writes_paused(co):
+            tasks = [asyncio.create_task(queue.enqueue(b"%d" % n)) for n in range(4)]
+            await turns()
+        tasks[1].cancel()  # the first is committed, and the line is about to go on
+        tasks[2].cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(x, asyncio.CancelledError) for x in done] == [False, True, True, False]
+        assert is_empty(co.submit_line)
+        assert payloads_of(await queue.claim(limit=9)) == [b"0", b"3"]
+
+    run(main, submit_queue_max=1)
+
+
+@pytest.mark.parametrize("call", ["enqueue", "claim", "complete"])
+def test_a_call_cancelled_once_it_was_made_happens_and_a_claim_gives_back(call):
+    async def main(engine, queue):
+        co = engine._core.shards[0].co
+        for payload in (b"a", b"b"):
+            await queue.enqueue(payload)
+        lease = (await queue.claim())[0]
+        make = {
+            "enqueue": partial(queue.enqueue, b"more"),
+            "claim": queue.claim,
+            "complete": lease.complete,
+        }[call]
+        with writes_paused(co):
+            first = asyncio.create_task(queue.enqueue(b"first"))
+            await turns()
+            second = asyncio.create_task(make())
+            await turns()
+            assert co.submit_line.futures
+            co.waiting -= 1  # as if the first were committed
+            co._admit()
+            await turns()
+            assert not co.submit_line.futures
+            second.cancel()
+            await turns()
+            assert second.cancelled()
+            co.waiting += 1
+        await first
+        await turns()
+        assert is_empty(co.submit_line)
+        found = payloads_of(await queue.claim(limit=9))
+        assert found == [b"b", b"first", b"more"] if call == "enqueue" else [b"b", b"first"]
+        stats = await engine.stats()
+        assert stats.completed_total == (call == "complete")
+
+    run(main, submit_queue_max=1)
+
+
+def test_claims_in_line_that_find_nothing_are_all_answered():
+    async def main(engine, queue):
+        co = engine._core.shards[0].co
+        await queue.enqueue(b"one")
+        with writes_paused(co):
+            first = asyncio.create_task(queue.enqueue(b"two"))
+            await turns()
+            claims = [asyncio.create_task(queue.claim()) for _ in range(50)]
+            await turns()
+            assert len(co.submit_line) == 50
+        found = await asyncio.gather(*claims)
+        await first
+        assert [payloads_of(leases) for leases in found] == [[b"one"], [b"two"], *[[]] * 48]
+        assert is_empty(co.submit_line)
+
+    run(main, submit_queue_max=1)
+
+
+def test_a_turn_makes_so_many_calls_and_no_more(monkeypatch):
+    monkeypatch.setattr(backpressure, "TURN_CALLS", 10)
+    made = []
+
+    async def main(engine, queue):
+        co = engine._core.shards[0].co
+        with writes_paused(co):
+            tasks = [asyncio.create_task(queue.enqueue(b"%d" % n)) for n in range(200)]
+            await turns()
+            before = co.waiting
+        while not all(task.done() for task in tasks):
+            in_line = len(co.submit_line)
+            await turns(1)
+            made.append(in_line - len(co.submit_line))
+        assert before == 100
+        assert (sum(made), max(made)) == (100, 10)
+
+    run(main, submit_queue_max=100)
+
+
+def test_a_turn_makes_calls_of_so_many_bytes_and_no_more():
+    async def main(engine, queue):
+        co, size = engine._core.shards[0].co, 30 << 10
+        with writes_paused(co):
+            tasks = [asyncio.create_task(queue.enqueue(bytes(size))) for _ in range(400)]
+            await turns()
+        made = []
+        while not all(task.done() for task in tasks):
+            in_line = len(co.submit_line)
+            await turns(1)
+            made.append(in_line - len(co.submit_line))
+        assert sum(made) == 200
+        assert 1 < max(made) <= (backpressure.TURN_BYTES // size) + 1
+
+    run(main, submit_queue_max=200)
+
+
+@pytest.mark.parametrize("call", ["enqueue", "claim", "complete"])
+@pytest.mark.parametrize("end", ["closed", "poisoned"])
+def test_calls_in_line_learn_that_there_is_an_end(call, end):
+    async def main():
+        engine = await lodeq.testing.open(submit_queue_max=2)
+        queue, co = engine.queue("mail"), engine._core.shards[0].co
+        for _ in range(5):
+            await queue.enqueue(b"x")
+        leases = [(await queue.claim())[0] for _ in range(4)] if call == "complete" else []
+        calls = [lease.complete for lease in leases] or {
+            "enqueue": [partial(queue.enqueue, b"y")] * 4,
+            "claim": [queue.claim] * 4,
+        }[call]
+        with writes_paused(co):
+            first = [asyncio.create_task(queue.enqueue(b"first")) for _ in range(2)]
+            await turns()
+            line = [asyncio.create_task(one()) for one in calls]
+            await turns()
+            assert len(co.submit_line) == 4
+            if end == "poisoned":
+                co.fail(OSError("EIO"))
+                await turns()
+                await asyncio.gather(*first, return_exceptions=True)
+        await engine.close()
+        found = await asyncio.gather(*line, return_exceptions=True)
+        kind = lodeq.ClosedError if end == "closed" else lodeq.StoragePoisonedError
+        assert {type(x) for x in found} == {kind}
+        assert (len(co.submit_line), co.submit_line.reserved) == (0, 0)
+
+    asyncio.run(main())
+
+
+def test_a_call_that_raises_fails_its_caller_alone():
+    async def main(engine, queue):
+        co = engine._core.shards[0].co
+        with writes_paused(co):
+            first = asyncio.create_task(queue.enqueue(b"first"))
+            await turns()
+            wrong = engine._core.future()
+
+            def fail():
+                raise lodeq.PayloadTooLargeError("wrong")
+
+            co.submit_line.enter(wrong, 1, fail, ())
+            last = asyncio.create_task(queue.enqueue(b"last"))
+            await turns()
+        await asyncio.gather(first, last)
+        with pytest.raises(lodeq.PayloadTooLargeError):
+            await wrong
+        assert is_empty(co.submit_line)
+
+    run(main, submit_queue_max=1)
+
+
+def test_an_interrupt_in_a_call_is_its_callers_too_and_the_line_goes_on():
+    async def main(engine, queue):
+        co = engine._core.shards[0].co
+        co.waiting = 2
+        wrong, well = engine._core.future(), engine._core.future()
+
+        def interrupt():
+            raise KeyboardInterrupt
+
+        co.submit_line.enter(wrong, 1, interrupt, ())
+        co.submit_line.enter(well, 1, lambda: (None, "well"), ())
+        co.waiting = 0
+        with pytest.raises(KeyboardInterrupt):
+            co.submit_line._make_calls()
+        assert isinstance(wrong.exception(), KeyboardInterrupt)
+        assert await well == "well"
+        assert is_empty(co.submit_line)
+
+    run(main, submit_queue_max=2)
+
+
+@pytest.mark.parametrize("call", ["enqueue", "claim", "complete"])
+def test_a_failed_commit_reaches_who_stood_in_line(call):
+    async def main():
+        engine = await lodeq.testing.open(submit_queue_max=1)
+        queue, co = engine.queue("mail"), engine._core.shards[0].co
+        for _ in range(2):
+            await queue.enqueue(b"x")
+        lease = (await queue.claim())[0]
+        make = {
+            "enqueue": partial(queue.enqueue, b"y"),
+            "claim": queue.claim,
+            "complete": lease.complete,
+        }[call]
+        with writes_paused(co):
+            first = asyncio.create_task(queue.enqueue(b"first"))
+            await turns()
+            second = asyncio.create_task(make())
+            await turns()
+            co.waiting -= 1
+            co._admit()
+            await turns()
+            assert not second.done()
+            assert not co.submit_line.futures  # it has submitted
+            co.fail(OSError("EIO"))
+        found = await asyncio.gather(first, second, return_exceptions=True)
+        assert isinstance(found[1], (lodeq.StoragePoisonedError, lodeq.CommitUnknownError))
+        if call == "claim":
+            assert set(engine._core.leases) == {lease.task_id}
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_durable_callers_stand_in_line_and_are_answered_after_a_sync():
+    async def main(engine, queue):
+        co = engine._core.shards[0].co
+        with writes_paused(co):
+            tasks = [asyncio.create_task(queue.enqueue(b"%d" % n, durable=True)) for n in range(9)]
+            await turns()
+        for task in tasks:
+            await task
+            assert co.durable_number > 0
+        leases = [(await queue.claim())[0] for _ in range(9)]
+        assert payloads_of(leases) == [b"%d" % n for n in range(9)]
+        await asyncio.gather(*(lease.complete(durable=True) for lease in leases))
+        assert co.durable_number == co.applied_number
+        assert is_empty(co.submit_line)
+
+    run(main, submit_queue_max=2)

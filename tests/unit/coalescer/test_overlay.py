@@ -108,7 +108,57 @@ def test_a_group_that_nobody_reads_is_never_indexed() -> None:
     group = model.groups[0]
     model.apply_one()
     assert model.overlay.get(b"k00") == b"v"
-    assert group._indexed == 0
+    assert group.indexed == 0
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("open"), ops),
+        st.tuples(st.just("add"), ops),
+        st.tuples(st.just("insert"), ops),
+        st.sampled_from([("apply", []), ("drop", []), ("forget", []), ("read", [])]),
+    ),
+    max_size=30,
+)
+
+
+@given(steps, st.integers(0, 3))
+def test_reads_follow_whatever_happens_to_the_line(
+    taken: list[tuple[str, list[Op]]], kept: int
+) -> None:
+    """Groups come, grow, are applied, dropped from the end, or put in front, read or not."""
+    store, groups = MemoryStore(), deque[Group]()
+    overlay = Overlay(store, lambda: groups)
+    for number, (step, batch) in enumerate(taken):
+        if step == "open":
+            groups.append(Group(number))
+        if step in ("open", "add") and groups:
+            groups[-1].ops += batch
+        elif step == "insert":
+            groups.insert(min(kept, len(groups)), Group(number))
+            groups[min(kept, len(groups) - 1)].ops[:0] = batch
+        elif step == "apply" and groups:
+            store.write(groups.popleft().ops)
+        elif step == "drop":
+            while len(groups) > kept:
+                groups.pop()
+        elif step == "forget":
+            overlay.forget()
+        if step not in ("read", "apply", "insert"):
+            continue  # several changes between two reads
+        expected: dict[bytes, bytes | None] = {}
+        for group in groups:
+            expected.update(group.ops)
+        for key in (b"k%02d" % n for n in range(16)):
+            assert overlay.get(key) == expected.get(key, store.get(key))
+
+
+def test_nothing_is_kept_of_a_line_that_is_empty() -> None:
+    model = Model([], [[(b"k00", b"v")]])
+    assert model.overlay.get(b"k00") == b"v"
+    model.apply_one()
+    model.overlay.forget()
+    assert not model.overlay._map
 
 
 def test_operations_queued_after_a_read_are_seen_too() -> None:

@@ -7,10 +7,18 @@ from typing import Any
 import pytest
 from support_loop import FaultyStore, ManualSpawner, Seq, on_loop, settle
 
+from lodeq.coalescer.commit_loop import GROUP_BYTES_MAX
 from lodeq.coalescer.replicated import ReplicatedCoalescer
+from lodeq.coalescer.replicator import Done, Entry
 from lodeq.coalescer.sync import Syncer
 from lodeq.engine.records.keyspace import APPLIED, OPEN, ring_key
-from lodeq.engine.records.rows import Applied, decode_applied, decode_open, encode_applied
+from lodeq.engine.records.rows import (
+    Applied,
+    decode_applied,
+    decode_open,
+    decode_ring,
+    encode_applied,
+)
 from lodeq.engine.store.port import Op
 from lodeq.errors import (
     ClosedError,
@@ -22,7 +30,6 @@ from lodeq.errors import (
     StoragePoisonedError,
     StoreStalledError,
 )
-from lodeq.replication.port import Done, Entry
 
 BASE = 1 << 40
 
@@ -37,8 +44,24 @@ class Script:
     error: Exception | None = None
     is_instant: bool = False
 
-    def attach(self, replica: Any) -> None:
+    entry_bytes_max: int = 1 << 30
+    definite_s: float = 0.0
+    has_session: bool = True
+
+    async def prepare(self, path: str | None) -> None:
         raise AssertionError("not at this level")
+
+    async def start(self, replica: Any, spawner: Any, clock: Any) -> None:
+        raise AssertionError("not at this level")
+
+    async def closing(self) -> None:
+        raise AssertionError("not at this level")
+
+    async def closed(self) -> None:
+        raise AssertionError("not at this level")
+
+    def holds_session(self, shard: int) -> bool:
+        return self.has_session
 
     def leader(self, shard: int) -> str | None:
         return self.where
@@ -84,6 +107,23 @@ class Rig:
         self.co.serve()
         self.store.batches.clear()
 
+    async def lead_beside(self, incarnation: int) -> None:
+        """Lead again while earlier proposals have no answer, and never were committed."""
+        future = self.co.elect(incarnation)
+        await settle()
+        number, ops, done = self.log.proposals.pop()
+        self.log.index += 1
+        done(Entry(0, 2, self.log.index, number, ops))
+        await future
+        self.co.serve()
+
+    def put_late(self) -> Any:
+        """What a caller is told who comes now."""
+        try:
+            return self.co.begin()
+        except NotLeaderError as error:
+            return error
+
     def put(self, key: bytes) -> Any:
         group = self.co.begin()
         group.ops.append((key, b"v"))
@@ -94,7 +134,13 @@ class Rig:
         return [[key for key, _ in batch if key[:2] != b"m/"] for batch in self.store.batches]
 
 
-def make(*, fsync: bool = False, store: FaultyStore | None = None, first: int = BASE + 1) -> Rig:
+def make(
+    *,
+    fsync: bool = False,
+    store: FaultyStore | None = None,
+    first: int = BASE + 1,
+    batch_max: int = 1,
+) -> Rig:
     store, spawner, log = store or FaultyStore(), ManualSpawner(), Script()
     seen: list[int] = []
     deposed: list[bool] = []
@@ -109,6 +155,7 @@ def make(*, fsync: bool = False, store: FaultyStore | None = None, first: int = 
         seq_source=Seq(7),
         syncer=syncer,
         is_fsync=fsync,
+        commit_batch_max=batch_max,
         submit_queue_max=1024,
         tick_work=None,
         on_writes_end=lambda: None,
@@ -228,7 +275,7 @@ async def test_a_follower_whose_disk_fails_is_out() -> None:
         rig.co.apply(entry(1, BASE + 1))
     with pytest.raises(StoragePoisonedError):
         rig.co.apply(entry(1, BASE + 1))
-    with pytest.raises(StoragePoisonedError):
+    with pytest.raises(NotLeaderError):  # another replica is to lead
         rig.co.begin()
     assert not rig.co.is_following
 
@@ -242,6 +289,93 @@ async def test_a_follower_syncs_what_it_applies() -> None:
     await barrier
     assert rig.co.durable_number == BASE + 1
     assert rig.co.waiting == 0
+
+
+@on_loop
+async def test_many_entries_are_one_write_with_one_position() -> None:
+    rig = make()
+    rig.co.apply_many([entry(n, BASE + n) for n in (1, 2, 3)])
+    assert rig.written == [[b"k1", b"k2", b"k3"]]
+    assert [op for op in rig.store.batches[0] if op[0] == APPLIED] == [
+        (APPLIED, encode_applied(Applied(1, 3)))
+    ]
+    assert (rig.co.applied, rig.co.applied_number) == (Applied(1, 3), BASE + 3)
+    assert (rig.seen, rig.co.waiting) == ([1, 2, 3], 0)
+    rig.co.apply_many([entry(n, BASE + n, term=2) for n in (2, 3, 4)])  # two are there already
+    assert rig.written[1:] == [[b"k4"]]
+    rig.co.apply_many([])
+    assert (len(rig.written), rig.seen) == (2, [1, 2, 3, 4])
+
+
+@on_loop
+async def test_of_many_entries_all_or_none_are_taken() -> None:
+    rig = make()
+    with pytest.raises(InvariantError, match="2 was the last one taken"):
+        rig.co.apply_many([entry(1, BASE + 1), entry(2, BASE + 2), entry(4, BASE + 4)])
+    assert (rig.written, rig.co.applied, rig.co.waiting) == ([], Applied(), 0)
+    rig.store.write_errors = [StorageFullError("full")]
+    rig.co.apply_many([entry(1, BASE + 1), entry(2, BASE + 2)])
+    assert (rig.written, rig.co.applied) == ([], Applied())
+    with pytest.raises(StorageFullError):
+        rig.co.apply_many([entry(3, BASE + 3)])
+    rig.spawner.fire()
+    assert (rig.written, rig.co.applied) == ([[b"k1", b"k2"]], Applied(1, 2))
+
+
+@on_loop
+async def test_many_entries_answer_whoever_had_proposed_one_of_them() -> None:
+    rig = make()
+    await rig.lead()
+    futures = [rig.put(b"a")]
+    await settle()
+    number, ops, _ = rig.log.proposals[0]
+    rig.co.depose()
+    rig.co.apply_many([Entry(0, 1, 2, number, ops), entry(3, 3 * BASE + 1, term=2)])
+    assert await asyncio.gather(*futures) == [b"a"]
+    assert (rig.written, rig.co.waiting, rig.seen) == ([[b"a", b"k3"]], 0, [2, 3])
+
+
+# -- what is durable -------------------------------------------------------------------
+
+
+@on_loop
+async def test_an_entry_is_durable_once_a_sync_has_covered_it() -> None:
+    rig = make()
+    rig.store.is_held = True
+    rig.co.apply(entry(1, BASE + 1))
+    rig.co.apply_many([entry(2, BASE + 2), entry(3, BASE + 3)])
+    assert (rig.co.applied.index, rig.co.durable) == (3, 0)
+    synced = rig.co.commit_barrier(is_durable=True)
+    assert synced is not None
+    rig.co.apply(entry(4, BASE + 4))  # after the sync has begun
+    rig.store.release()
+    await synced
+    assert (rig.co.applied.index, rig.co.durable) == (4, 3)
+    again = make(store=rig.store, first=BASE + 5)  # an open syncs what it finds
+    assert again.co.durable == 4
+
+
+@on_loop
+async def test_a_failed_sync_makes_nothing_durable() -> None:
+    rig = make()
+    rig.store.is_held = True
+    rig.co.apply(entry(1, BASE + 1))
+    synced = rig.co.commit_barrier(is_durable=True)
+    assert synced is not None
+    rig.store.release(StorageError("broken"))
+    assert isinstance(await outcome(synced), StorageError)
+    assert rig.co.durable == 0
+
+
+@on_loop
+async def test_a_leader_knows_as_well_what_is_durable_and_keeps_no_list_of_it() -> None:
+    rig = make(fsync=True)
+    await rig.lead()
+    rig.log.is_instant = True
+    for n in range(300):
+        await rig.put(b"k%d" % n)
+    assert rig.co.durable == rig.co.applied.index == 301
+    assert not rig.co._unsynced_entries
 
 
 # -- leading ---------------------------------------------------------------------------
@@ -328,6 +462,168 @@ async def test_a_stalled_store_keeps_the_order_of_what_is_committed() -> None:
     await asyncio.gather(*futures)
 
 
+# -- merging ---------------------------------------------------------------------------
+
+
+def keys(rig: Rig) -> list[list[bytes]]:
+    """What is proposed and unanswered, by entry."""
+    return [[key for key, _ in ops if key[:2] != b"m/"] for _, ops, _ in rig.log.proposals]
+
+
+@on_loop
+async def test_what_comes_while_a_proposal_is_out_shares_the_next_one() -> None:
+    rig = make(batch_max=64)
+    await rig.lead()
+    futures = [rig.put(b"a"), rig.put(b"b")]
+    await settle()
+    assert keys(rig) == [[b"a", b"b"]]  # of one tick
+    for key in (b"c", b"d", b"e"):
+        futures.append(rig.put(key))
+        await settle()
+    assert keys(rig) == [[b"a", b"b"]]  # however many ticks later
+    assert rig.co.overlay.get(b"d") == b"v"
+    rig.log.commit()
+    await settle()
+    assert keys(rig) == [[b"c", b"d", b"e"]]
+    rig.log.commit()
+    assert await asyncio.gather(*futures) == [b"a", b"b", b"c", b"d", b"e"]
+    assert rig.written == [[b"a", b"b"], [b"c", b"d", b"e"]]
+    assert (rig.co.waiting, rig.co.stats.submissions) == (0, 6)
+
+
+@on_loop
+async def test_those_whom_an_answer_wakes_are_in_the_entry_that_follows_it() -> None:
+    rig = make(batch_max=64)
+    await rig.lead()
+
+    async def caller(name: bytes) -> None:
+        for n in range(3):
+            await rig.put(b"%s%d" % (name, n))
+
+    callers = [asyncio.ensure_future(caller(name)) for name in (b"x", b"y", b"z")]
+    for n in range(3):
+        await settle()
+        assert keys(rig) == [[b"%s%d" % (name, n) for name in (b"x", b"y", b"z")]]
+        rig.log.commit()
+    await asyncio.gather(*callers)
+
+
+@on_loop
+async def test_a_full_group_goes_at_once_behind_what_is_out() -> None:
+    rig = make(batch_max=2)
+    await rig.lead()
+    futures = [rig.put(b"a")]
+    await settle()
+    futures += [rig.put(b"%d" % n) for n in range(5)]
+    await settle()
+    assert keys(rig) == [[b"a"], [b"0", b"1"], [b"2", b"3"]]
+    rig.log.commit(2)
+    await settle()
+    assert keys(rig) == [[b"2", b"3"]]  # the next answer has the last one proposed
+    rig.log.commit()
+    await settle()
+    assert keys(rig) == [[b"4"]]
+    rig.log.commit()
+    assert len(await asyncio.gather(*futures)) == 6
+
+
+@on_loop
+async def test_bytes_fill_a_group_of_the_log_as_well() -> None:
+    rig = make(batch_max=4096)
+    await rig.lead()
+    rig.put(b"a")
+    await settle()
+    for n in range(5):
+        rig.co.begin(GROUP_BYTES_MAX // 2).ops.append((b"%d" % n, b"v"))
+    await settle()
+    assert keys(rig) == [[b"a"], [b"0", b"1"], [b"2", b"3"]]
+
+
+@on_loop
+async def test_a_group_that_is_sealed_early_is_not_forgotten() -> None:
+    rig = make(batch_max=64)
+    await rig.lead()
+    rig.put(b"a")
+    await settle()
+    rig.put(b"b")
+    await settle()
+    rig.co.seal_full()  # it is not
+    await settle()
+    assert keys(rig) == [[b"a"]]
+    rig.co.seal_full(always=True)
+    await settle()
+    assert keys(rig) == [[b"a"], [b"b"]]
+
+
+@on_loop
+async def test_counters_are_those_of_the_moment_the_merged_group_is_sealed() -> None:
+    rig = make(batch_max=64)
+    await rig.lead()
+    seqs = rig.co._seq_source
+    rig.put(b"a")
+    await settle()
+    rig.put(b"b")
+    await settle()
+    seqs.seq = 99
+    rig.log.commit()
+    await settle()
+    ((number, ops, _),) = rig.log.proposals
+    assert decode_ring(dict(ops)[ring_key(number)] or b"")[1] == 99
+
+
+@on_loop
+async def test_everybody_in_a_merged_group_gets_the_same_true_answer() -> None:
+    for refused in (False, True):
+        rig = make(batch_max=64)
+        await rig.lead()
+        out = [rig.put(b"a"), rig.put(b"b")]
+        await settle()
+        late = [rig.put(b"c"), rig.put(b"d")]
+        await settle()
+        if refused:
+            rig.log.refuse(NotLeaderError("no", leader="there"))
+            kind: type[Exception] = NotLeaderError
+        else:
+            rig.co.depose()
+            kind = CommitUnknownError
+        assert [type(await outcome(future)) for future in out] == [kind] * 2
+        assert [type(await outcome(future)) for future in late] == [NotLeaderError] * 2
+        assert (rig.co.waiting, rig.log.proposals[1:], rig.deposed) == (0, [], [True])
+
+
+@on_loop
+async def test_what_is_held_back_by_a_stalled_store_keeps_nobody_from_proposing() -> None:
+    rig = make(batch_max=64)
+    await rig.lead()
+    first = rig.put(b"a")
+    await settle()
+    rig.store.write_errors = [StoreStalledError("stalled")]
+    late = rig.put(b"b")
+    rig.log.commit()
+    await settle()
+    rig.spawner.fire()
+    await settle()
+    assert keys(rig) == [[b"b"]]
+    rig.log.commit()
+    assert await asyncio.gather(first, late) == [b"a", b"b"]
+
+
+@on_loop
+async def test_close_has_what_waits_behind_a_proposal_committed() -> None:
+    rig = make(batch_max=64)
+    await rig.lead()
+    first = rig.put(b"a")
+    await settle()
+    late = rig.put(b"b")
+    drained = asyncio.ensure_future(rig.co.drain())
+    await settle()
+    rig.log.commit()
+    await settle()
+    rig.log.commit()
+    await drained
+    assert await asyncio.gather(first, late) == [b"a", b"b"]
+
+
 # -- losing ----------------------------------------------------------------------------
 
 
@@ -395,6 +691,76 @@ async def test_a_commit_that_is_known_after_the_answer_is_applied() -> None:
     assert isinstance(await outcome(future), CommitUnknownError)
     rig.log.commit()
     assert (rig.written, rig.seen, rig.co.waiting) == ([[b"k"]], [2], 0)
+
+
+@on_loop
+async def test_a_layer_that_knows_soon_is_waited_for() -> None:
+    rig = make(batch_max=2)
+    rig.log.definite_s = 2.5
+    await rig.lead()
+    futures = [rig.put(b"%d" % n) for n in range(8)]
+    await settle()
+    rig.co.depose()
+    late = rig.put_late()
+    await settle()
+    assert not any(future.done() for future in futures)
+    assert isinstance(late, NotLeaderError)
+    rig.log.commit()
+    rig.log.refuse(NotLeaderError("fenced", leader="there"))
+    rig.log.refuse(TimeoutError())
+    assert await asyncio.gather(*futures[:2]) == [b"0", b"1"]
+    kinds = [type(await outcome(future)) for future in futures[2:6]]
+    assert kinds == [NotLeaderError] * 2 + [CommitUnknownError] * 2
+    assert not any(future.done() for future in futures[6:])
+    assert 2.5 in rig.spawner.armed
+    for timer in [timer for timer in rig.spawner.timers if timer.delay_s == 2.5]:
+        timer.fire()
+    assert [type(await outcome(future)) for future in futures[6:]] == [CommitUnknownError] * 2
+    assert (rig.co.waiting, rig.written) == (0, [[b"0", b"1"]])
+
+
+@on_loop
+async def test_what_two_terms_left_unanswered_is_waited_for_in_its_own_time() -> None:
+    rig = make(batch_max=64)
+    rig.log.definite_s = 1.5
+    await rig.lead()
+    first = rig.put(b"a")
+    await settle()
+    rig.co.depose()
+    await rig.lead_beside(3)
+    second = rig.put(b"b")
+    await settle()
+    rig.co.depose()
+    timers = [timer for timer in rig.spawner.timers if timer.delay_s == 1.5]
+    timers[0].fire()
+    assert isinstance(await outcome(first), CommitUnknownError)
+    await settle()
+    assert not second.done()
+    timers[-1].fire()
+    assert isinstance(await outcome(second), CommitUnknownError)
+    assert rig.co.waiting == 0
+
+
+@on_loop
+async def test_close_waits_for_definite_answers_no_longer_than_they_may_take() -> None:
+    for is_answered in (True, False):
+        rig = make()
+        rig.log.definite_s = 1.0
+        await rig.lead()
+        future = rig.put(b"k")
+        await settle()
+        rig.co.depose()
+        drained = asyncio.ensure_future(rig.co.drain())
+        await settle()
+        assert not drained.done()
+        if is_answered:
+            rig.log.commit()
+        else:
+            rig.spawner.fire()
+        await drained
+        assert rig.written == ([[b"k"]] if is_answered else [])
+        assert (await outcome(future) == b"k") == is_answered
+        assert rig.co.durable_number == rig.co.applied_number
 
 
 @on_loop

@@ -188,6 +188,7 @@ async def test_a_ttl_leaves_a_leased_task_alone(engine, queue, clock):
     assert (await engine.result(receipt.id)).status == "expired"
 
 
+@pytest.mark.usefixtures("no_history")
 @timed()
 async def test_a_result_is_kept_for_its_retention(engine, queue, clock):
     mail = engine.queue("mail", retention=100)

@@ -16,6 +16,7 @@ from lodeq.engine.bulk.manifest import (
     decode_manifest,
     encode_manifest,
 )
+from lodeq.engine.records.rows import FORMAT_VERSION
 from lodeq.errors import CorruptionError, FormatTooNewError, UsageError
 
 FILES = (
@@ -97,7 +98,7 @@ def test_what_cannot_be_is_refused(fields):
         decode_manifest(changed(**fields), "m")
 
 
-@pytest.mark.parametrize("field", [{"version": 2}, {"store_format": 3}])
+@pytest.mark.parametrize("field", [{"version": 2}, {"store_format": FORMAT_VERSION + 1}])
 def test_a_newer_one_is_refused_as_that(field):
     with pytest.raises(FormatTooNewError, match="upgrade"):
         decode_manifest(changed(**field), "m")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lodeq.engine.files.lockfile import LockFile
+from lodeq.engine.files.lockfile import LockFile, without_cure
 from lodeq.errors import LockedError, StorePathError
 
 
@@ -182,6 +182,14 @@ def test_a_store_that_was_left_is_known_until_somebody_releases_it(path):
 
     ends = [True, False, False, True, True]
     assert [seen(is_sound=end) for end in ends] == [False, False, True, True, False]
+
+
+def test_another_process_is_told_to_serve_the_store(path, holder):
+    with pytest.raises(
+        LockedError, match=r"by process \d+; .*serve=True.*lodeq\.connect"
+    ) as caught:
+        LockFile.acquire(path)
+    assert "serve=True" not in without_cure(str(caught.value))
 
 
 def test_a_killed_holder_has_left_it(path, holder):

@@ -3,9 +3,12 @@
 import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
+import lodeq
+import lodeq.sync
 from lodeq.engine.files import paths
 from lodeq.errors import StorePathError
 
@@ -54,7 +57,7 @@ def test_a_refused_original_is_never_overwritten(root):
     os.mkdir(paths.refused_path(root, 0, 7))
     os.mkdir(paths.refused_path(root, 0, 7))
     assert sorted(os.listdir(root)) == ["shard0.refused-7", "shard0.refused-7.1"]
-    assert paths.list_layout(root) == ((), (), (), (), (), ())
+    assert paths.list_layout(root) == ((), (), (), (), (), (), ())
 
 
 def test_what_is_not_there(tmp_path):
@@ -100,9 +103,9 @@ def test_a_folder_that_cannot_be_written(root, monkeypatch):
 def test_the_layout(root):
     for name in ("shard0", "shard10", "shard2", "shard1.copy", "shard1.accepted", "bodies2"):
         os.mkdir(os.path.join(root, name))
-    for name in ("watermark0", "watermark2", "watermark1.tmp", "lock", "bodies"):
+    for name in ("watermark0", "watermark2", "watermark1.tmp", "lock", "bodies", "shard4.lock"):
         touch(root, name)
-    assert paths.list_layout(root) == ((0, 2, 10), (1,), (1,), (0, 2), (2,), ())
+    assert paths.list_layout(root) == ((0, 2, 10), (1,), (1,), (0, 2), (2,), (), (4,))
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "shard00", "shard-1", "shard12345", "shard0.old"])
@@ -120,7 +123,7 @@ def test_a_folder_that_cannot_be_listed(tmp_path):
 
 def test_a_mount_point_is_empty(root):
     os.mkdir(os.path.join(root, "lost+found"))
-    assert paths.list_layout(root) == ((), (), (), (), (), ())
+    assert paths.list_layout(root) == ((), (), (), (), (), (), ())
 
 
 def test_links_among_our_names(root, tmp_path):
@@ -183,3 +186,24 @@ def test_the_journal_of_a_store(root):
     assert paths.only_journal(root) == "tasks"
     os.makedirs(paths.journal_path(root, "more"))
     assert paths.only_journal(root) is None  # nobody says which
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["unix:///run/x.sock", "http://127.0.0.1:8765", "tcp://h:1", Path("unix:///run/x.sock")],
+)
+def test_an_address_is_no_folder(given, tmp_path, monkeypatch):
+    """It would become a folder called ``unix:``."""
+    monkeypatch.chdir(tmp_path)
+    for use in (
+        paths.normal_path,
+        lodeq.sync.open,
+        lambda path: lodeq.restore(path, tmp_path / "s"),
+    ):
+        with pytest.raises(StorePathError, match=r"address of a service.*connect\('\w+://"):
+            use(given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_such_a_name_can_still_be_written():
+    assert paths.normal_path("./unix:/x").endswith("/unix:/x")

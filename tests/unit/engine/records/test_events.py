@@ -10,8 +10,10 @@ from lodeq.engine.records.events import (
     EventRow,
     Run,
     StartRow,
+    decode_begin_row,
     decode_event_row,
     decode_start_row,
+    encode_begin_row,
     encode_event_row,
     encode_run,
     encode_start_row,
@@ -46,6 +48,13 @@ def test_events_come_back(shard: int, commit_seq: int, runs: list[Run]) -> None:
 def test_starts_come_back(missing: list[tuple[int, int]]) -> None:
     raw = encode_start_row(3, 5 << 40, 4 << 40 | 17, missing)
     assert decode_start_row(raw) == StartRow(3, 5 << 40, 4 << 40 | 17, tuple(missing))
+
+
+@given(st.integers(0, 4095), st.integers(0, (1 << 64) - 1))
+def test_begins_come_back(shard: int, commit_seq: int) -> None:
+    assert decode_begin_row(encode_begin_row(shard, commit_seq)) == (shard, commit_seq)
+    with pytest.raises(RecordCorruptError):
+        decode_begin_row(seal(encode_begin_row(shard, commit_seq)[:-8] + b"x"))
 
 
 def test_one_event_is_a_run_of_one() -> None:

@@ -10,11 +10,36 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_digest
 
 from lodeq.engine.records import rows as small
+from lodeq.engine.records.attempts import (
+    AttemptRecord,
+    Outcome,
+    decode_attempts,
+    encode_attempts,
+)
 from lodeq.engine.records.frame import CHECKSUM_BYTES, RECORD_BYTES_MAX, open_frame, seal
 from lodeq.engine.records.lease import LeaseRecord, decode_lease, encode_lease
 from lodeq.engine.records.policy import BackoffKind, Policy, decode_policy, encode_policy
-from lodeq.engine.records.result import ResultRecord, Status, decode_result, encode_result
-from lodeq.engine.records.task import NO_GHOST, TaskRecord, decode_task, encode_task
+from lodeq.engine.records.queues import queue_settings as settings
+from lodeq.engine.records.result import (
+    HAS_FACE,
+    HAS_HISTORY,
+    ResultRecord,
+    Status,
+    decode_result,
+    encode_result,
+)
+from lodeq.engine.records.task import (
+    BODY_FLAG,
+    NO_GHOST,
+    TaskRecord,
+    decode_task,
+    encode_task,
+    has_body,
+    payload_of,
+    record_id_in,
+    slim_record,
+    whole_record,
+)
 from lodeq.errors import CorruptionError, FormatTooNewError, FormatTooOldError, RecordCorruptError
 
 u8, u16, u32 = st.integers(0, 0xFF), st.integers(0, 0xFFFF), st.integers(0, 0xFFFF_FFFF)
@@ -24,6 +49,7 @@ id16 = st.binary(min_size=16, max_size=16)
 policies = st.binary(min_size=32, max_size=32)
 names = st.binary(max_size=64)
 tails = st.binary(max_size=100)
+faces = st.binary(max_size=40)
 priorities = st.integers(0, 9)
 
 TASKS = st.builds(
@@ -44,6 +70,7 @@ TASKS = st.builds(
     tails,
     tails,
     ghost_form=st.just(small.KEYED_FORM),
+    face=faces,
 )
 LEASES = st.builds(
     LeaseRecord,
@@ -67,7 +94,7 @@ LEASES = st.builds(
 )
 RESULTS = st.builds(
     ResultRecord,
-    u16,
+    u16.map(lambda flags: flags & ~HAS_FACE),
     st.integers(1, 4),
     u8,
     u16,
@@ -84,9 +111,16 @@ RESULTS = st.builds(
     tails,
     tails,
     tails,
+    faces,
+    u32,
+).map(lambda r: r._replace(flags=r.flags | HAS_HISTORY if r.history_s else r.flags & ~HAS_HISTORY))
+ATTEMPT_LISTS = st.lists(
+    st.builds(AttemptRecord, u16, st.integers(1, 3), i64, i64, names, tails),
+    min_size=1,
+    max_size=10,
 )
 ENTRIES = st.lists(
-    st.tuples(st.sampled_from(b"trgxbc"), id16).map(lambda e: bytes((e[0],)) + e[1]), max_size=8
+    st.tuples(st.sampled_from(b"trgxbcBvh"), id16).map(lambda e: bytes((e[0],)) + e[1]), max_size=8
 )
 
 POLICY = Policy(5, BackoffKind.FULL_JITTER, 2.0, 5000, 900_000, 3_600_000, 604_800_000)
@@ -194,6 +228,28 @@ FORMATS = {
             "6d61696c61636d6577316f6bc496bbae6e8fc497"
         ),
     ),
+    "result with history": Format(
+        encode_result,
+        decode_result,
+        RESULTS,
+        RESULT._replace(flags=17 | HAS_HISTORY, history_s=604_800),
+        (
+            "52011101010703000500000000010000630000000000000000401e18240a060001401e18240a0600"
+            "20e12518240a0600a0fb2b18240a060080ee36000000000002000000020000000000000002000404"
+            "6d61696c61636d6577316f6b803a0900f59055c967f658d3"
+        ),
+    ),
+    "attempts": Format(
+        encode_attempts,
+        decode_attempts,
+        ATTEMPT_LISTS,
+        [
+            AttemptRecord(
+                1, Outcome.NACKED, 1_700_000_000_500_000, 1_700_000_000_900_000, b"w1", b"boom"
+            )
+        ],
+        ("61010100010001000200040020e12518240a0600a0fb2b18240a06007731626f6f6de3bf733a1c7ed603"),
+    ),
     "index": Format(
         small.encode_index_row,
         small.decode_index_row,
@@ -228,7 +284,7 @@ FORMATS = {
     "counters": Format(
         lambda c: small.encode_counters(*c),
         small.decode_counters,
-        st.builds(small.Counters, u64, u64, u64, u64, u64),
+        st.builds(small.Counters, u64, u64, u64, u64, u64, u64),
         small.Counters(1, 2, 3, 4, 5),
         (
             "43010000010000000000000002000000000000000300000000000000040000000000000005000000"
@@ -242,6 +298,21 @@ FORMATS = {
         1_700_000_000_000_000,
         "5001000000401e18240a0600c796f9ca48221b01",
     ),
+    "queue settings": Format(
+        settings.encode_queue_settings,
+        settings.decode_queue_settings,
+        st.dictionaries(
+            st.text(min_size=1, max_size=16),
+            st.builds(
+                settings.Setting,
+                st.booleans() | st.integers(0, 1 << 40) | st.tuples(u16, u16),
+                st.text(),
+                i64,
+            ),
+        ),
+        {"rate": settings.Setting((10, 1000), "operator", 7)},
+        "5101000081a47261746593920acd03e8a86f70657261746f72075dcec7732974f233",
+    ),
     "stamp": Format(
         small.encode_stamp,
         small.decode_stamp,
@@ -254,7 +325,7 @@ FORMATS = {
             version=st.integers(small.FORMAT_OLDEST, small.FORMAT_VERSION),
         ),
         small.Stamp(1, 4, 1, ID),
-        "4d02010004000100000102030405060708090a0b0c0d0e0f2edb24b8da68bebd",
+        "4d03010004000100000102030405060708090a0b0c0d0e0f4134d6ddee3473d2",
     ),
     "open": Format(
         small.encode_open, small.decode_open, u64, 7, "4f0100000700000000000000360a48866e306707"
@@ -265,6 +336,13 @@ FORMATS = {
         st.integers(0, (1 << 63) - 1),
         7,
         "46010000070000000000000093a08fc5c140e39c",
+    ),
+    "journal": Format(
+        small.encode_journal,
+        small.decode_journal,
+        id16,
+        ID,
+        "6a010000000102030405060708090a0b0c0d0e0f2a289342f3795223",
     ),
     "applied": Format(
         small.encode_applied,
@@ -361,7 +439,7 @@ def test_another_type_or_version_is_refused(name: str) -> None:
     form = FORMATS[name]
     raw = form.encode(form.example)
     for other in FORMATS.values():
-        if other is not form:
+        if other.decode is not form.decode:
             with pytest.raises(RecordCorruptError):
                 other.decode(raw)
     newer = raw[:1] + bytes((raw[1] + 1,)) + raw[2:-CHECKSUM_BYTES]
@@ -452,5 +530,16 @@ def test_numbers_on_disk_are_never_renumbered() -> None:
         "EXPIRED": 3,
         "CANCELLED": 4,
     }
-    assert frozenset(b"trgxbcB") == small.EXPIRY_KINDS
+    assert frozenset(b"trgxbcBvhw") == small.EXPIRY_KINDS
     assert (small.OLD_FORM, small.KEYED_FORM) == (0, 1)
+
+
+@given(FORMATS["task"].values, id16)
+def test_a_payload_goes_out_of_a_record_and_comes_back(task: TaskRecord, record_id: bytes) -> None:
+    task = task._replace(flags=task.flags & ~BODY_FLAG)
+    whole = encode_task(task)
+    slim = slim_record(whole, record_id)
+    assert decode_task(slim) == task._replace(flags=task.flags | BODY_FLAG, payload=record_id)
+    assert (has_body(whole), has_body(slim), record_id_in(slim)) == (False, True, record_id)
+    assert payload_of(whole) == task.payload
+    assert seal(whole_record(slim, task.payload)[:-8]) == whole

@@ -254,6 +254,11 @@ class TestRestoring:
             lambda body: body["files"].append(["shard0/file", True, "0" * 32]),
             lambda body: body["files"].append(["shard0/file", 0, "short"]),
             lambda body: body.pop("files"),
+            lambda body: body.update(total=1),
+            lambda body: body.update(total=1 << 60),
+            lambda body: body.update(total="4"),
+            lambda body: body.update(total=4, shards=[[1, 1, 1], [0, 1, 1]]),
+            lambda body: body.update(total=4, shards=[[1, 1, 1], [1, 1, 1]]),
         ],
     )
     def test_a_manifest_that_lies(self, taken, tmp_path, change):

@@ -258,7 +258,7 @@ class TestShard:
         after = image(root)
         kept = [n for n in before if n.endswith((".log", ".sst")) or "watermark" in n]
         assert [after[name] for name in kept] == [before[name] for name in kept]
-        assert paths.list_layout(root) == ((0,), (), (), (0,), (), ())
+        assert paths.list_layout(root) == ((0,), (), (), (0,), (), (), ())
 
     @pytest.mark.parametrize("error", [StorageError, FormatTooNewError])
     def test_whatever_ends_the_look_the_log_is_put_back(self, root, shared, monkeypatch, error):
@@ -275,7 +275,7 @@ class TestShard:
         after = image(root)
         kept = [n for n in before if n.endswith((".log", ".sst"))]
         assert [after.get(name) for name in kept] == [before[name] for name in kept]
-        assert paths.list_layout(root) == ((0,), (), (), (0,), (), ())
+        assert paths.list_layout(root) == ((0,), (), (), (0,), (), (), ())
 
     def test_a_kill_before_the_judgement_changes_nothing(self, root, shared, monkeypatch, tmp_path):
         """RocksDB has deleted the log by then: what it was has to come back at the next open."""
@@ -284,12 +284,12 @@ class TestShard:
         before, killed, look = image(root), str(tmp_path / "killed"), decide._look
         kept = [n for n in before if n.endswith((".log", ".sst"))]
 
-        def copying(found, is_salvage):
+        def copying(found, is_salvage, **given):
             copy_live(root, killed, ignore=shutil.ignore_patterns("LOCK"))
             for name in kept:  # RocksDB removes it in the background: here it has
                 if name.endswith(".log"):
                     Path(killed, "shard0", os.path.basename(name)).unlink(missing_ok=True)
-            look(found, is_salvage)
+            look(found, is_salvage, **given)
 
         monkeypatch.setattr(decide, "_look", copying)
         with pytest.raises(RecoveryRefusedError):

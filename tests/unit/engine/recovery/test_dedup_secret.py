@@ -72,7 +72,7 @@ def facts(root: Path) -> list[tuple[int, bytes | None, bytes | None]]:
 
 def is_upgraded(root: Path) -> bool:
     found = facts(root)
-    assert [version for version, _, _ in found] == [2] * SHARDS
+    assert [version for version, _, _ in found] == [small.FORMAT_VERSION] * SHARDS
     assert len({secret for _, secret, _ in found}) == 1
     assert found[0][1] is not None
     counts = [0 if raw is None else small.decode_old_ghosts(raw) for _, _, raw in found]
@@ -131,7 +131,7 @@ def test_a_crash_at_each_step_of_the_upgrade(
         opened(old)
     monkeypatch.undo()
     versions = [version for version, _, _ in facts(old)]
-    assert versions == [2] * step + [1] * (SHARDS - step)
+    assert versions == [small.FORMAT_VERSION] * step + [1] * (SHARDS - step)
     secrets = {secret for _, secret, _ in facts(old) if secret is not None}
     opened(old, seed=2).close()  # another process draws another secret, if it needs one
     assert is_upgraded(old)
@@ -145,14 +145,14 @@ def test_a_power_cut_may_take_the_upgrade_of_any_shard(old: Path, tmp_path: Path
     shutil.rmtree(old / "shard0")
     shutil.copytree(tmp_path / "kept" / "shard0", old / "shard0")
     shutil.copy(tmp_path / "kept" / "watermark0", old / "watermark0")
-    assert [version for version, _, _ in facts(old)] == [1, 2]
+    assert [version for version, _, _ in facts(old)] == [1, small.FORMAT_VERSION]
     opened(old, seed=2).close()
     assert is_upgraded(old)
 
 
 def test_a_replica_gets_its_stamp_and_nothing_else(old: Path) -> None:
     opened(old, is_replica=True).close()
-    assert facts(old) == [(2, None, None)] * SHARDS
+    assert facts(old) == [(small.FORMAT_VERSION, None, None)] * SHARDS
     assert not (old / "secrets").exists()
     opened(old).close()  # no replica any more
     assert is_upgraded(old)
@@ -178,7 +178,7 @@ def test_a_new_store_has_one_secret(tmp_path: Path) -> None:
     store = opened(tmp_path / "s", shards=SHARDS)
     store.close()
     ((version, secret, count), *others) = facts(tmp_path / "s")
-    assert (version, count) == (2, None)
+    assert (version, count) == (small.FORMAT_VERSION, None)
     assert others == [(version, secret, count)] * (SHARDS - 1)
     found = read_secrets(str(tmp_path / "s"), store.store_id)
     assert [small.encode_secret(one) for one in found.of_shards] == [secret] * SHARDS

@@ -12,7 +12,7 @@ from lodeq.engine.records.events import StartRow, decode_start_row
 from lodeq.engine.recovery.open_shard import open_store
 from lodeq.engine.recovery.watermark import Watermark
 from lodeq.engine.runtime.ids import SeededRng
-from lodeq.errors import RecoveryRefusedError
+from lodeq.errors import RecoveryRefusedError, ReplicaStoreError
 
 BASE = 1 << 40
 
@@ -27,7 +27,7 @@ def opened(root):
     """Opens the store, as a replica unless told otherwise, for the time of a block."""
 
     @contextmanager
-    def open_one(*, is_replica=True, recovery="strict", has_journal=False):
+    def open_one(*, is_replica=True, is_detached=False, recovery="strict", has_journal=False):
         store = open_store(
             root,
             shards=None,
@@ -37,6 +37,7 @@ def opened(root):
             rng=SeededRng(1),
             clock=FixedClock(),
             is_replica=is_replica,
+            is_detached=is_detached,
             has_journal=has_journal,
         )
         try:
@@ -74,10 +75,22 @@ def test_a_replica_goes_on_in_the_incarnation_of_the_log(opened, root):
             assert Watermark.read(watermark_path(root, 0)).commit_seq == BASE | 3
 
 
-def test_without_its_log_a_replica_becomes_a_store_of_its_own(opened):
+@pytest.mark.parametrize("recovery", ["strict", "salvage"])
+def test_without_its_log_a_replica_is_refused(opened, recovery):
+    applied = small.encode_applied(small.Applied(1, 1))
+    with opened() as shard:
+        shard.store.write([(ks.APPLIED, applied)])
+    refused = pytest.raises(ReplicaStoreError, match=r"with its replicator, or .*lodeq\.detach")
+    with refused, opened(is_replica=False, recovery=recovery):
+        pass
+    with opened() as shard:
+        assert (shard.incarnation, shard.store.get(ks.APPLIED)) == (1, applied)
+
+
+def test_a_replica_that_is_detached_is_a_store_of_its_own(opened):
     with opened() as shard:
         shard.store.write([(ks.APPLIED, small.encode_applied(small.Applied(1, 1)))])
-    with opened(is_replica=False) as shard:
+    with opened(is_replica=False, is_detached=True) as shard:
         assert (shard.incarnation, shard.last) == (2, 0)
         assert shard.store.get(ks.APPLIED) is None
 

@@ -1,6 +1,7 @@
 """What is asyncio's own: how a failed task is reported, and what a closed loop takes."""
 
 import asyncio
+import contextvars
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -148,3 +149,148 @@ def test_a_file_is_not_removed_by_a_thread_that_was_left_behind():
 
 async def _insisting(spawner, fn):
     return await await_shielded(partial(spawner.run_in_thread, fn))
+
+
+async def waiting(spawner, n, said):
+    """So many tasks, each waiting for a future of its own."""
+    futures = [spawner.future() for _ in range(n)]
+
+    async def wait(i):
+        said.append((i, await futures[i]))
+
+    tasks = [asyncio.create_task(wait(i)) for i in range(n)]
+    await asyncio.sleep(0)
+    return futures, tasks
+
+
+def test_all_who_wait_go_on_in_the_next_turn_in_order():
+    async def main():
+        loop = asyncio.get_running_loop()
+        spawner, said = AsyncioSpawner(loop), []
+        futures, tasks = await waiting(spawner, 4, said)
+        second = asyncio.create_task(asyncio.wait([futures[2]]))  # one of them has two callbacks
+        await asyncio.sleep(0)
+        calls = []
+        spawner.call_soon = lambda fn, *args: calls.append(fn) or loop.call_soon(fn, *args)
+        spawner.answer([(future, n * 10) for n, future in enumerate(futures)])
+        assert said == []
+        assert len(calls) == 1
+        loop.call_soon(said.append, "behind them")
+        await asyncio.sleep(0)
+        assert sorted(said[:-1]) == [(0, 0), (1, 10), (2, 20), (3, 30)]
+        assert said[-1] == "behind them"
+        await asyncio.gather(*tasks, second)
+
+    asyncio.run(main())
+
+
+def test_who_was_cancelled_before_or_after_the_answer_gets_none():
+    async def main():
+        spawner, said = AsyncioSpawner(asyncio.get_running_loop()), []
+        futures, tasks = await waiting(spawner, 3, said)
+        tasks[0].cancel()
+        await asyncio.sleep(0)
+        spawner.answer([(future, True) for future in futures])
+        tasks[1].cancel()  # answered, and not yet awake
+        await asyncio.wait(tasks)
+        assert [task.cancelled() for task in tasks] == [True, True, False]
+        assert said == [(2, True)]
+
+    asyncio.run(main())
+
+
+def test_each_goes_on_in_its_own_context():
+    name = contextvars.ContextVar("name", default="none")
+
+    async def main():
+        spawner = AsyncioSpawner(asyncio.get_running_loop())
+        futures, said = [spawner.future() for _ in range(3)], []
+
+        async def wait(i):
+            name.set(i)
+            await futures[i]
+            said.append(name.get())
+
+        tasks = [asyncio.create_task(wait(i)) for i in range(3)]
+        await asyncio.sleep(0)
+        spawner.answer([(future, None) for future in futures])
+        await asyncio.gather(*tasks)
+        assert said == [0, 1, 2]
+        assert name.get() == "none"
+
+    asyncio.run(main())
+
+
+def test_an_interrupt_that_ends_the_loop_leaves_the_others_awake():
+    loop = asyncio.new_event_loop()
+    spawner, said = AsyncioSpawner(loop), []
+
+    async def wait(future, error):
+        await future
+        said.append(error)
+        if error is not None:
+            raise error
+
+    async def begin():
+        futures = [spawner.future() for _ in range(3)]
+        tasks = [
+            loop.create_task(wait(future, error))
+            for future, error in zip(futures, [None, KeyboardInterrupt(), None], strict=True)
+        ]
+        await asyncio.sleep(0)
+        return futures, tasks
+
+    try:
+        futures, tasks = loop.run_until_complete(begin())
+        loop.call_soon(spawner.answer, [(future, None) for future in futures])
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_forever()
+        assert len(said) == 2
+        loop.run_until_complete(tasks[2])
+        assert len(said) == 3
+        assert isinstance(tasks[1].exception(), KeyboardInterrupt)
+    finally:
+        loop.close()
+
+
+class Stubborn:
+    """Stands where a future does, and raises what it must not."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def done(self):
+        return False
+
+    def set_result(self, value):
+        raise self.error
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_an_outcome_that_fails_is_reported_and_leaves_the_others_awake(others):
+    async def main():
+        loop, reported = asyncio.get_running_loop(), []
+        loop.set_exception_handler(lambda loop, context: reported.append(context))
+        spawner, said = AsyncioSpawner(loop), []
+        futures, tasks = await waiting(spawner, others, said)
+        waiters = [(future, True) for future in futures]
+        waiters.insert(others // 2, (Stubborn(ValueError("no")), True))
+        spawner.answer(waiters)
+        await asyncio.gather(*tasks)
+        assert said == [(n, True) for n in range(others)]
+        assert [str(context["exception"]) for context in reported] == ["no"]
+        assert "Stubborn" in reported[0]["message"]
+
+    asyncio.run(main())
+
+
+def test_an_interrupt_between_two_answers_leaves_those_before_it_awake():
+    async def main():
+        spawner, said = AsyncioSpawner(asyncio.get_running_loop()), []
+        futures, tasks = await waiting(spawner, 2, said)
+        with pytest.raises(KeyboardInterrupt):
+            spawner.answer([(future, True) for future in (*futures, Stubborn(KeyboardInterrupt()))])
+        await asyncio.gather(*tasks)
+        assert said == [(0, True), (1, True)]
+
+    asyncio.run(main())

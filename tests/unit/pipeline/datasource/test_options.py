@@ -34,3 +34,9 @@ def test_flags_and_choices_are_what_they_can_be() -> None:
         Options({"table": "c"}).choice("table", ("a", "b"), "a")
     with pytest.raises(UsageError, match="needs the option 'path'"):
         Options({"path": ""}).needed("path", "a store")
+
+
+def test_a_cluster_is_no_folder() -> None:
+    options = Options({"path": "lodeq://a:7000,b:7000"})
+    with pytest.raises(UsageError, match="take a snapshot at one of them"):
+        options.needed("path", "the folder of a store")

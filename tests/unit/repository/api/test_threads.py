@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 import lodeq
 import lodeq.testing
 from lodeq.repository.api.engine import ThreadEngine
-from lodeq.repository.api.thread_queue import ThreadQueue
+from lodeq.repository.api.threads.thread_queue import ThreadQueue
 
 pytestmark = pytest.mark.anyio
 
@@ -289,7 +289,7 @@ async def test_leases_that_came_too_late_go_back(engine, in_thread, monkeypatch)
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr("lodeq.repository.api.thread_calls.LOOK_S", 0.01)
+    monkeypatch.setattr("lodeq.repository.api.threads.thread_calls.LOOK_S", 0.01)
 
 
 def abandoned(call):

@@ -62,8 +62,6 @@ async def test_queues_and_their_counts() -> None:
         assert counters[b"mail", b""] == Sums(ready=1, delayed=1)
         assert (view.stats(counters[b"mail", b""]).ready, view.stats(Sums()).ready) == (1, 0)
         await engine.queue("mail", tenant="acme").pause()
-        assert view.paused_tenants("mail") == ["acme"]
-        assert view.paused_tenants("nothing") == []
 
 
 async def test_flows_are_subtracted_and_added() -> None:

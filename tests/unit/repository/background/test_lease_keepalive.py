@@ -13,6 +13,56 @@ def block(clock: StillClock, seconds: float) -> None:
     clock._wall_us += round(seconds * 1e6)
 
 
+@on_loop
+async def test_a_loop_that_is_held_longer_than_a_lease_is_logged_once(caplog) -> None:
+    clock = StillClock()
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail", lease=30.0)
+        keeper = LeaseKeepalive(engine._core, look_s=1.0)
+        await queue.enqueue(b"")
+        (lease,) = await queue.claim()
+        keeper.hold([lease])
+        for _ in range(100):
+            await clock.advance(1)
+        block(clock, 29.0)
+        await clock.advance(0.3)
+        assert not held_records(caplog)
+        block(clock, 40.0)
+        await settle()
+        await clock.advance(0.1)
+        await clock.advance(1)
+        (record,) = held_records(caplog)
+        assert "the event loop was held for 40" in record.getMessage()
+        assert "a lease of 30 s" in record.getMessage()
+        assert record.levelname == "WARNING"
+        assert lease.is_live
+        await lease.complete()
+
+
+@on_loop
+async def test_a_short_lease_beside_a_long_one_is_no_held_loop(caplog) -> None:
+    clock = StillClock()
+    async with in_memory(clock) as engine:
+        keeper = LeaseKeepalive(engine._core)
+        leases = []
+        for lease_s in (30.0, 0.5):
+            queue = engine.queue(f"mail-{lease_s}", lease=lease_s)
+            await queue.enqueue(b"")
+            leases += await queue.claim()
+            keeper.hold(leases[-1:])
+            if lease_s == 30.0:
+                for _ in range(18):
+                    await clock.advance(0.5)
+        await clock.advance(0.4)
+        assert not held_records(caplog)
+        for lease in leases:
+            await lease.complete()
+
+
+def held_records(caplog):
+    return [one for one in caplog.records if getattr(one, "event", "") == "loop_late"]
+
+
 @pytest.mark.parametrize("lease_s", [0.5, 1.0, 1.5, 2.9, 3.0, 10.0, 30.0])
 @pytest.mark.parametrize("blocked", [1.01, 1.5, 3.0, 20.0])
 @on_loop

@@ -22,6 +22,8 @@ from lodeq.repository.api.in_place_reshard import reshard
 from lodeq.repository.maintenance.reshard import Unit, finish, plan_reshard, stage
 from lodeq.service.cli.app import lodeq as command
 
+pytestmark = pytest.mark.slow
+
 BIG = os.urandom(5000)
 
 

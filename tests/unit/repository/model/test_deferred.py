@@ -7,8 +7,8 @@ import pytest
 from support_behaviour import in_memory
 
 from lodeq import RecordCorruptError
-from lodeq.client.records import task_doc, task_of
-from lodeq.client.wire import MsgpackForm
+from lodeq.client.documents.records import task_doc, task_of
+from lodeq.client.documents.wire import MsgpackForm
 from lodeq.repository.model.codec import PackedBytes
 from lodeq.repository.model.values import Deferred, Task
 from lodeq.service.cli.display import print_tasks, task_json

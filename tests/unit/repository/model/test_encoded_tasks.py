@@ -45,6 +45,8 @@ def core(**limits: Any) -> Any:
         body_bytes_min=NO_BODIES,
         clock=SimpleNamespace(wall_us=lambda: NOW_US),
         ghost_of=lambda slot, routing: ghost_hash(SECRET, routing),
+        redaction=None,
+        keeps_faces=lambda queue: True,
     )
 
 
@@ -76,6 +78,17 @@ def test_the_short_way_makes_the_same_item(payload: Any) -> None:
     for name in EncodedTask.__slots__:
         assert getattr(short, name) == getattr(long, name), name
     assert record(short) == record(long)
+
+
+@pytest.mark.parametrize("payload", [b"x" * 100, {"to": "a" * 50}, "text" * 20])
+def test_the_short_way_makes_the_same_item_of_a_large_payload(payload: Any) -> None:
+    shared, engine = defaults(), core()
+    engine.body_bytes_min = 20
+    short = simple_item(engine, shared, payload)
+    long = encoded_task(engine, shared, NewTask(payload), NOW_US)
+    assert short.body is not None
+    for name in EncodedTask.__slots__:
+        assert getattr(short, name) == getattr(long, name), name
 
 
 def test_what_is_given_is_what_is_recorded() -> None:

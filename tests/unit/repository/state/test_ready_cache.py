@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lodeq.repository.state.ready_cache import WINDOW_ROWS, ReadyCache, Row
+from lodeq.repository.state.caches.ready_cache import WINDOW_ROWS, ReadyCache, Row
 
 PREFIX = b"r"
 CAP = 4

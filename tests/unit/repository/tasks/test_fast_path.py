@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from lodeq import NewTask
-from lodeq.engine.runtime.ids import SeededRng
+from lodeq.engine.runtime.ids import SeededRng, shard_of
 from lodeq.repository.api import queue
 from lodeq.repository.api.open import open_in_memory
+from lodeq.repository.state.engine_state import EngineState
 from lodeq.repository.state.lease_state import LeaseState
-from lodeq.repository.tasks import fast_path, lease
+from lodeq.repository.tasks import fast_path, lease, option_path
 from lodeq.testing import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -37,6 +40,7 @@ async def rows_after_a_life(shards):
 
         receipts = [await mail.enqueue(payload) for payload in PAYLOADS]
         receipts += await mail.enqueue_many([NewTask(payload) for payload in PAYLOADS])
+        assert len({shard_of(receipt.id, shards) for receipt in receipts}) == min(shards, 6)
         look()
         for n in range(len(receipts)):
             (one,) = await mail.claim(worker="w" if n % 2 else "", exported=n % 5 == 0)
@@ -50,7 +54,7 @@ async def rows_after_a_life(shards):
     return receipts, rows
 
 
-@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("shards", [1, 3, 8])
 async def test_same_rows_as_the_general_code(monkeypatch, shards):
     flat = await rows_after_a_life(shards)
     monkeypatch.setattr(queue, "submit_plain", lambda *_: None)
@@ -60,11 +64,151 @@ async def test_same_rows_as_the_general_code(monkeypatch, shards):
     assert await rows_after_a_life(shards) == flat
 
 
-async def test_the_flat_calls_are_used(monkeypatch):
+OPTIONS = (
+    {"priority": 9},
+    {"priority": 0, "ttl": 40},
+    {"delay": 2.5},
+    {"delay": 0.004, "priority": 7, "ttl": 30.0},
+    {"delay": 70_000, "dedup_key": "later"},
+    {"dedup_key": b"a"},
+    {"dedup_key": "ä", "dedup_window": 5},
+    {"dedup_key": b"a", "dedup_window": 600.0},
+    {"dedup_key": "w", "dedup_window": 20, "delay": 1.0, "ttl": 3},
+    {"dedup_key": "w", "priority": 6},
+    {"dedup_window": 0, "dedup_key": "z"},
+    {"delay": 0},
+    {"headers": {"trace": "x" * 40}},
+    {"headers": {}, "dedup_key": "h", "delay": 1},
+    {"headers": {"n": 1}, "priority": 3, "ttl": 50, "dedup_key": "i"},
+    {"function": "send", "preview": "to='a@example.org', n=3", "labels": {"customer": "7"}},
+    {"labels": {"a": "ä=", "b": ""}, "headers": {"n": 1}, "priority": 9},
+    {"preview": "x" * 300, "delay": 1, "dedup_key": "f"},
+    {"function": "", "labels": {}},
+    {},
+)
+
+
+async def passed(clock, seconds):
+    """Let time pass, and what fell due be committed."""
+    clock.advance(seconds)
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def rows_of_options(shards, *, batches):
+    """Every row that tasks with options leave: enqueued, promoted, retried, expired, completed."""
+    rows, clock = [], ManualClock()
+    async with open_in_memory(clock=clock, rng=SeededRng(8), shards=shards) as engine:
+        mail = engine.queue("mail", tenant="acme", retention=60)
+        stores = [shard.store for shard in engine._core.shards]
+
+        def look():
+            rows.append([store.scan(b"", b"\xff", 10_000) for store in stores])
+            core = engine._core
+            rows.append((core.totals.enqueued, core.totals.duplicates, core.held_bytes >= 0))
+
+        receipts = []
+        for turn in range(3):
+            for n, options in enumerate(OPTIONS):
+                payload = PAYLOADS[n % len(PAYLOADS)]
+                if not batches:
+                    receipts.append(await mail.enqueue(payload, **options))
+                    look()
+            if batches:
+                tasks = [NewTask(PAYLOADS[n % 5], **one) for n, one in enumerate(OPTIONS)]
+                receipts += await mail.enqueue_many(tasks, atomic=turn == 2 and shards == 1)
+                look()
+            leases = await mail.claim(limit=4)
+            for n, one in enumerate(leases):
+                await (one.nack(delay=1.5) if n % 2 else one.complete(b"ok"))
+                look()
+            await passed(clock, 4.0)
+            look()
+        while leases := await mail.claim(limit=64):
+            await engine.complete_many([(one, None) for one in leases])
+            await passed(clock, 70.0)
+            look()
+        assert (await engine.verify()).ok
+        await passed(clock, 70_000.0)
+        assert len(await mail.claim(limit=64)) == 1
+        look()
+        (leases,) = ([*engine._core.leases.values()],)
+        await engine.complete_many([(one, None) for one in leases])
+        assert engine._core.held_bytes == 0
+        assert (await engine.verify()).ok
+    return receipts, rows
+
+
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize("shards", [1, 4])
+async def test_same_rows_as_the_general_code_with_options(monkeypatch, shards, batches):
+    flat = await rows_of_options(shards, batches=batches)
+    monkeypatch.setattr(queue, "submit_keyed", lambda *_: None)
+    monkeypatch.setattr(queue, "submit_task", lambda *_: None)
+    monkeypatch.setattr(queue, "submit_tasks", lambda *_: None)
+    monkeypatch.setattr(queue, "submit_plain", lambda *_: None)
+    monkeypatch.setattr(EngineState, "put_delayed", put_unheld(EngineState.put_delayed))
+    assert await rows_of_options(shards, batches=batches) == flat
+
+
+NAMED = (
+    {"headers": {"lodeq.task": "send"}, "function": "send", "preview": "n=1"},
+    {"headers": {"lodeq.task": "send", "ä": [1]}, "function": "send", "labels": {"a": "ä"}},
+    {"headers": {"trace": "x" * 300}, "function": "s" * 32},
+    {"headers": {"x": "ä"}, "labels": {"a": "b"}},
+    {"headers": {}},
+)
+
+
+async def rows_of_named_tasks(shards):
+    """Every row of tasks with headers and faces, from the enqueue to the end."""
+    rows, clock = [], ManualClock()
+    async with open_in_memory(clock=clock, rng=SeededRng(8), shards=shards) as engine:
+        mail = engine.queue("mail")
+        stores = [shard.store for shard in engine._core.shards]
+        for payload in PAYLOADS:
+            for options in NAMED:
+                await mail.enqueue(payload, **options)
+                rows.append([store.scan(b"", b"\xff", 10_000) for store in stores])
+        for _ in range(len(PAYLOADS) * len(NAMED)):
+            (lease,) = await mail.claim()
+            await lease.complete(b"ok")
+            rows.append([store.scan(b"", b"\xff", 10_000) for store in stores])
+        assert (await engine.verify()).ok
+    return rows
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+async def test_same_rows_as_the_general_code_with_headers_and_face(monkeypatch, shards):
+    flat = await rows_of_named_tasks(shards)
+    monkeypatch.setattr(queue, "submit_plain", lambda *_: None)
+    monkeypatch.setattr(queue, "submit_claim", lambda *_: None)
+    monkeypatch.setattr(lease.fast_path, "submit_complete", lambda *_: None)
+    assert await rows_of_named_tasks(shards) == flat
+
+
+def put_unheld(put_delayed):
+    """``put_delayed`` without anything to hold in memory: rows are read when they are due."""
+
+    def put(core, group, bucket, key, due_ms, row, held=None):
+        put_delayed(core, group, bucket, key, due_ms, row)
+
+    return put
+
+
+@pytest.mark.parametrize("shards", [1, 8])
+async def test_the_flat_calls_are_used(monkeypatch, shards):
     """Or the test above would compare the general code with itself."""
     used = []
-    for name in ("submit_plain", "submit_plain_many", "submit_claim"):
-        real = getattr(fast_path, name)
+    for name in (
+        "submit_plain",
+        "submit_plain_many",
+        "submit_claim",
+        "submit_keyed",
+        "submit_task",
+        "submit_tasks",
+    ):
+        real = getattr(option_path if name in option_path.__all__ else fast_path, name)
 
         def spy(*args, real=real, name=name):
             out = real(*args)
@@ -77,5 +221,14 @@ async def test_the_flat_calls_are_used(monkeypatch):
     monkeypatch.setattr(
         lease.fast_path, "submit_complete", lambda *a: used.append("complete") or real_complete(*a)
     )
-    await rows_after_a_life(1)
+    await rows_after_a_life(shards)
+    assert used.count("submit_claim") == 10
     assert set(used) == {"submit_plain", "submit_plain_many", "submit_claim", "complete"}
+    used.clear()
+    await rows_of_options(1, batches=False)
+    assert used.count("submit_plain") == 3 * 4
+    assert used.count("submit_task") == 3 * (len(OPTIONS) - 5 - 4)
+    assert used.count("submit_keyed") == 3 * 5
+    used.clear()
+    await rows_of_options(1, batches=True)
+    assert used.count("submit_tasks") == 3

@@ -62,6 +62,8 @@ async def test_pages_add_up_in_every_state(shards: int, limit: int) -> None:
         for n in range(7):
             expected["ready"].add((await mail.enqueue(b"", priority=n)).id)
             expected["delayed"].add((await mail.enqueue(b"", delay=100 - n)).id)
+            other = (await engine.queue("other").enqueue(b"")).id
+            expected["waiting"].add(await engine.enqueue_after(NewTask(b"", "mail"), [other]))
         for state in LIST_STATES:
             found = await pages(engine, state, limit)
             assert len(found) == 7, state
@@ -213,6 +215,7 @@ async def test_a_damaged_result_or_expiry_row_does_not_hide_the_others() -> None
 async def test_a_damaged_task_that_nobody_has_met_has_not_ended() -> None:
     clock = ManualClock()
     async with open_testing(clock=clock) as engine:
+        engine._core.held_bytes_max = 0  # records from the store
         mail = engine.queue("mail")
         task_id = (await mail.enqueue(b"x", delay=10)).id
         engine._core.shards[0].store.write([(TASK + task_id, b"junk")])

@@ -54,6 +54,90 @@ def test_files_are_left_when_they_are_full(folder: Path) -> None:
     files.close()
 
 
+def test_records_of_one_file_go_with_one_call(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_by_one = opened(folder.with_name("apart"), file_bytes=10_000)
+    files = opened(folder, file_bytes=10_000)
+    records = [(id, bytes([i]) * 3000) for i, id in enumerate(IDS[:7])]
+    calls: list[int] = []
+    writev = os.writev
+
+    def counted(fd: int, parts: list[bytes]) -> int:
+        calls.append(len(parts))
+        return writev(fd, parts)
+
+    expected = [one_by_one.append(*record) for record in records]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", counted)
+        assert files.append_all(records) == expected
+    assert calls == [6, 6, 2]
+    assert [files.read(at, id) for at, (id, _) in zip(expected, records, strict=True)] == [
+        body for _, body in records
+    ]
+    for at in {at.file for at in expected}:
+        assert Path(files.path(at)).read_bytes() == Path(one_by_one.path(at)).read_bytes()
+    assert files.append_all(()) == []
+    files.sync()
+    files.close()
+    one_by_one.close()
+
+
+def test_more_records_than_one_call_takes(folder: Path) -> None:
+    files = opened(folder)
+    records = [(i.to_bytes(16, "big"), b"%d" % i) for i in range(1500)]
+    where = files.append_all(records)
+    assert [files.read(at, id) for at, (id, _) in zip(where, records, strict=True)] == [
+        body for _, body in records
+    ]
+    files.close()
+
+
+def test_a_disk_that_fills_up_among_several_keeps_none_of_their_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = opened(folder)
+    first = files.append(IDS[0], b"first")
+    writev, write = os.writev, os.write
+    left = iter([500])
+
+    def part(fd: int, parts: list[bytes]) -> int:
+        return writev(fd, [b"".join(parts)[:2000]])
+
+    def full(fd: int, data: bytes) -> int:
+        for most in left:
+            return write(fd, data[:most])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", part)
+        patch.setattr(os, "write", full)
+        with pytest.raises(lodeq.StorageFullError):
+            files.append_all([(id, bytes(1000)) for id in IDS[1:5]])
+    again = files.append(IDS[6], b"again")
+    assert again.offset == first.offset + first.size
+    with FileSource(files.path(1)) as source:
+        assert Sqs().verify(source) == []
+    files.close()
+
+
+def test_what_one_call_leaves_over_is_written_behind_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = opened(folder)
+    writev, write = os.writev, os.write
+    records = [(id, os.urandom(1000)) for id in IDS[:4]]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", lambda fd, parts: writev(fd, [b"".join(parts)[:1500]]))
+        files._begin()
+        patch.setattr(os, "write", lambda fd, data: write(fd, data[:700]))
+        where = files.append_all(records)
+    assert [files.read(at, id) for at, (id, _) in zip(where, records, strict=True)] == [
+        body for _, body in records
+    ]
+    files.close()
+
+
 def test_no_number_is_used_twice(folder: Path) -> None:
     files = opened(folder, file_bytes=1000)
     for id in IDS[:3]:

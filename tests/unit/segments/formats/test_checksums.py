@@ -1,7 +1,8 @@
-"""Both checksums are those of their definitions, in any number of pieces."""
+"""The checksums are those of their definitions, in any number of pieces."""
 
 import random
 import sys
+import zlib
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 import lodeq
 from lodeq.segments.formats import checksums
-from lodeq.segments.formats.checksums import crc32c, crc64
+from lodeq.segments.formats.checksums import crc32, crc32c, crc64
 
 # RFC 3720, B.4
 KNOWN = [
@@ -85,3 +86,15 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch) -> None:
     monkeypatch.undo()
     checksums._library.cache_clear()
     assert crc32c(b"") == 0
+
+
+@given(data=st.binary(max_size=300), before=st.integers(0, 2**32 - 1))
+def test_crc32_is_that_of_zlib(data: bytes, before: int) -> None:
+    assert crc32(data) == zlib.crc32(data)
+    assert crc32(memoryview(data), before) == zlib.crc32(data, before)
+
+
+def test_crc32_needs_no_extra(monkeypatch) -> None:
+    assert checksums._fastest_crc32() is not zlib.crc32
+    monkeypatch.setitem(sys.modules, "fastcrc.crc32", None)
+    assert checksums._fastest_crc32() is zlib.crc32

@@ -75,8 +75,12 @@ async def test_appends_of_a_turn_are_one_write_and_one_sync(
     async with opened(tmp_path / "j", flush="sync") as journal:
         await journal.append(b"first")
         writes, syncs = [], []
-        write, sync = os.write, os.fdatasync
-        monkeypatch.setattr(os, "write", lambda fd, data: writes.append(1) or write(fd, data))
+        sync = os.fdatasync
+        for name in ("write", "writev"):
+            call = getattr(os, name)
+            monkeypatch.setattr(
+                os, name, lambda fd, data, call=call: writes.append(1) or call(fd, data)
+            )
         monkeypatch.setattr(os, "fdatasync", lambda fd: syncs.append(fd) or sync(fd))
         acks = await asyncio.gather(*(journal.append(b"%d" % i) for i in range(100)))
         assert [ack.first for ack in acks] == list(range(2, 102))
@@ -392,11 +396,12 @@ async def test_a_full_disk_says_what_became_of_the_batch(
     async with opened(tmp_path / "j") as journal:
         await journal.append(b"a", until="flushed")
 
-        def full(fd: int, data: bytes) -> int:
+        def full(fd: int, data: object) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
+            patch.setattr(os, "writev", full)
             with pytest.raises(lodeq.StorageFullError) as kept:
                 await journal.append(b"b", until="flushed")
             assert list(kept.value.receipts) == [Ack(2, 2, "buffered")]

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,18 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    the_disk, write = Disk(), os.write
+    the_disk = Disk()
 
-    def bounded(fd: int, data: bytes) -> int:
-        if the_disk.is_full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(fd, data)
+    def bounded(call: Callable[[int, Any], int]) -> Callable[[int, Any], int]:
+        def write(fd: int, data: Any) -> int:
+            if the_disk.is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return call(fd, data)
 
-    monkeypatch.setattr(os, "write", bounded)
+        return write
+
+    for name in ("write", "writev"):
+        monkeypatch.setattr(os, name, bounded(getattr(os, name)))
     return the_disk
 
 

@@ -263,7 +263,7 @@ def test_no_number_is_given_out_twice_when_files_are_gone(root: Path, clock: Man
 
 @pytest.fixture
 def no_space(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes that still fit: ``os.write`` writes so many, then finds the disk full."""
+    """Bytes that still fit: so many are written, then the disk is full."""
     left = [1 << 30]
     write = os.write
 
@@ -275,6 +275,7 @@ def no_space(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return done
 
     monkeypatch.setattr(os, "write", bounded)
+    monkeypatch.setattr(os, "writev", lambda fd, parts: bounded(fd, b"".join(parts)))
     return left
 
 
@@ -295,6 +296,36 @@ def test_a_full_disk_leaves_no_half_frame_and_heals(
     assert writer.append([b"c"]) == 3
     writer.close()
     assert payloads(read_all(root)) == [b"a", b"b" * 50, b"c"]
+
+
+def test_a_full_disk_leaves_none_of_several_frames(
+    root: Path, clock: ManualClock, no_space: list[int]
+) -> None:
+    writer = open_writer(root, clock)
+    writer.append([b"a"])
+    writer.flush()
+    for payload in (b"b", b"c" * 50, b"d"):
+        writer.append([payload])
+    no_space[0] = 120  # one frame, and a part of the next
+    with pytest.raises(lodeq.StorageFullError):
+        writer.flush()
+    assert payloads(read_all(root)) == [b"a"]
+    no_space[0] = 1 << 30
+    writer.flush()
+    assert payloads(read_all(root)) == [b"a", b"b", b"c" * 50, b"d"]
+    writer.close()
+
+
+def test_many_frames_and_few_are_the_same_bytes(root: Path, clock: ManualClock) -> None:
+    """Few go as a list, many as one copy."""
+    writer = open_writer(root, clock)
+    batches = [[b"%d" % i] * (1 + i % 3) for i in range(300)]
+    for at, size in ((0, 1), (1, 60), (61, 200), (261, 39)):
+        for batch in batches[at : at + size]:
+            writer.append(batch)
+        writer.flush()
+    writer.close()
+    assert payloads(read_all(root)) == [payload for batch in batches for payload in batch]
 
 
 def test_a_failed_sync_is_never_repeated(

@@ -20,7 +20,8 @@ from lodeq.service.cli.app import lodeq
 
 def test_the_version() -> None:
     result = CliRunner().invoke(lodeq, ["--version"])
-    assert result.output.strip() == f"lodeq, version {package.__version__}"
+    build = "compiled" if package.COMPILED else "interpreted"
+    assert result.output.strip() == f"lodeq, version {package.__version__} ({build})"
 
 
 def _all_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -57,7 +58,7 @@ def test_without_the_extra(missing: str) -> None:
 
 @pytest.mark.slow
 def test_another_import_error_is_no_missing_extra() -> None:
-    run = run_without("lodeq.segments.detect")
+    run = run_without("lodeq.service.shared.build")
     assert run.returncode == 1
     assert "ModuleNotFoundError" in run.stderr
 

@@ -5,8 +5,11 @@ import sys
 
 import pytest
 
-from lodeq.service.cli import output
-from lodeq.service.cli.output import Bar, Column, Rows, rfc3339, shown
+from lodeq.service.cli import tables
+from lodeq.service.cli.display import reason_text
+from lodeq.service.cli.output import Column, shown
+from lodeq.service.cli.records import rfc3339
+from lodeq.service.cli.tables import Bar, Rows
 
 
 class Terminal(io.StringIO):
@@ -51,7 +54,14 @@ class TestRows:
             "22222  b",
         ]
 
-    def test_what_may_not_be_cut_is_folded(self, capsys) -> None:
+    def test_a_row_is_one_line_where_there_is_no_terminal(self, capsys) -> None:
+        assert self.lines(capsys, ("1234567890", "[red]b[/]")) == [
+            "id        text",
+            "1234567890  [red]b[/]",
+        ]
+
+    def test_what_may_not_be_cut_is_folded_on_a_terminal(self, capsys, monkeypatch) -> None:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         assert self.lines(capsys, ("1234567890", "[red]b[/]")) == [
             "id        text",
             "12345678  [red]b[/]",
@@ -59,9 +69,9 @@ class TestRows:
         ]
 
     def test_on_a_narrow_terminal(self, capsys, monkeypatch) -> None:
-        monkeypatch.setattr(output, "PIPE_COLUMNS", 20)
+        monkeypatch.setattr(tables, "PIPE_COLUMNS", 20)
         assert self.lines(capsys, ("1", "x" * 100))[1] == "1    " + "x" * 12 + "…"
-        monkeypatch.setattr(output, "PIPE_COLUMNS", 4)
+        monkeypatch.setattr(tables, "PIPE_COLUMNS", 4)
         assert self.lines(capsys, ("1", "x" * 100))[1] == "1    xxxxx…"
 
     def test_no_row_no_header(self, capsys) -> None:
@@ -91,7 +101,7 @@ class TestBar:
 
     def test_long_work_has_one(self, monkeypatch) -> None:
         stderr = self.terminal(monkeypatch)
-        monkeypatch.setattr(output, "_BAR_S", 0.001)
+        monkeypatch.setattr(tables, "_BAR_S", 0.001)
         with Bar("dump", 10) as bar:
             bar._timer.join()
         assert "dump" in stderr.getvalue()
@@ -110,3 +120,17 @@ class TestBar:
         with Bar("dump", 1 << 30) as bar:
             bar.at("a", 1 << 30)
         assert stderr.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "line"),
+    [
+        ("KeyError: 'CHF'\n  jobs.py:13 in charge", "KeyError: 'CHF' at jobs.py:13 in charge"),
+        ("E: x\n  a.py:1 in f\n  b.py:2 in g", "E: x at a.py:1 in f, b.py:2 in g"),
+        ("two\nlines\r\n\n  and \x1b more\n", "two / lines / and \\x1b more"),
+        ("E: x\ny\n  a.py:1 in f\n  b.py:2 in g", "E: x / y at a.py:1 in f, b.py:2 in g"),
+        ("", ""),
+    ],
+)
+def test_a_reason_is_one_line_with_where_it_was_raised(reason, line):
+    assert reason_text(reason) == line

@@ -4,12 +4,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from lodeq.service.dashboard.charts import bars_of, lines_of
+from lodeq.service.dashboard.pages.charts import bars_of, lines_of
 from lodeq.service.dashboard.text import (
     BRIEF_MAX,
     TEXT_MAX,
     brief,
     bytes_text,
+    common_part,
     count_text,
     duration_text,
     moment_text,
@@ -17,6 +18,27 @@ from lodeq.service.dashboard.text import (
     value_text,
     visible,
 )
+
+
+@pytest.mark.parametrize(
+    ("reason", "shared"),
+    [
+        ("", ""),
+        ("nacked", "nacked"),
+        ("timeout after 5 s", "timeout after"),
+        ("KeyError: 'CHF'\n  at jobs.py:13", "KeyError:"),
+        ("ValueError: can't send to ann@example.org", "ValueError: can't send to"),
+        ("http2.Error: host db-17:5432 refused it", "http2.Error: host"),
+        ("OSError: [Errno 28] No space left on device: '/var/x'", "OSError:"),
+        ("cannot open /var/lib/x", "cannot open"),
+        ("user=ann is gone", "user=ann is gone"),
+        ("17 of them failed", "17 of them failed"),
+        ("ValueError:", "ValueError:"),
+        ("x" * 300, "x" * 200),
+    ],
+)
+def test_the_part_of_a_reason_that_others_may_have(reason, shared):
+    assert common_part(reason) == shared
 
 
 @pytest.mark.parametrize(

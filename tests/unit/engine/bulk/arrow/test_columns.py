@@ -17,6 +17,7 @@ from lodeq.engine.bulk.reader import open_shard
 from lodeq.engine.bulk.tables import COLUMNS, columns_of
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
+from lodeq.engine.records.face import Face, pack_face, unpack_face
 from lodeq.engine.records.lease import EXPORTED, LeaseRecord, decode_lease, encode_lease
 from lodeq.engine.records.policy import Policy, decode_policy, encode_policy
 from lodeq.engine.records.result import (
@@ -27,6 +28,7 @@ from lodeq.engine.records.result import (
     encode_result,
 )
 from lodeq.engine.records.task import BODY_FLAG, NO_GHOST, TaskRecord, decode_task, encode_task
+from lodeq.engine.records.workflow import HELD_MS
 from lodeq.engine.runtime.task_id import TaskId
 from lodeq.errors import CorruptionError, RecordCorruptError, UsageError
 
@@ -58,6 +60,13 @@ header_values = (
 )
 headers = st.just(b"") | st.dictionaries(st.text(max_size=6), header_values, min_size=1).map(
     lambda found: msgpack.packb(found, datetime=True)
+)
+words = st.text(max_size=8)
+faces = st.builds(
+    lambda *face: pack_face(Face(*face)),
+    words,
+    words,
+    st.lists(st.tuples(st.sampled_from("abc"), words).map("=".join), max_size=2).map(tuple),
 )
 index_rows = st.builds(small.IndexRow, st.integers(0, 3), st.integers(0, 9), u16, u32, ms, text)
 
@@ -91,6 +100,7 @@ def tasks(draw):
         draw(tenants),
         draw(headers),
         draw(ids) if is_outside else payload,
+        face=draw(faces),
     )
 
 
@@ -144,6 +154,7 @@ def results(draw):
         draw(text),
         draw(text),
         value,
+        draw(faces),
     )
 
 
@@ -262,6 +273,15 @@ def place(rows, id, task):
     return found | {"state": "delayed", "due_at": at(task.due_ms * 1000)}
 
 
+def face_of(raw):
+    face = unpack_face(raw)
+    return {
+        "function": face.function or None,
+        "preview": face.preview or None,
+        "labels": [tuple(label.split("=", 1)) for label in face.labels] or None,
+    }
+
+
 def expected_task(rows, shard, key, value):
     task, id = decode_task(value), key[2:]
     payload = task.payload
@@ -285,6 +305,7 @@ def expected_task(rows, shard, key, value):
             "payload_kind": KINDS[task.flags & 3],
             "payload_bytes": task.raw_bytes,
         }
+        | face_of(task.face)
     )
 
 
@@ -329,6 +350,7 @@ def expected_result(rows, shard, key, value):
             "value_kind": KINDS[result.flags & 3] if is_kept else None,
             "value_bytes": result.raw_bytes,
         }
+        | face_of(result.face)
     )
 
 
@@ -420,6 +442,7 @@ TASK = TaskRecord(
     b"",
     b"",
     b"abc",
+    face=pack_face(Face("send", "to='a'", ("k=v",))),
 )
 PREFIX = ks.bucket_prefix(b"mail", b"")
 GOOD = {
@@ -431,7 +454,7 @@ GOOD = {
         0, 1, 5, 1, ID, 7, 7, 7, 7, 7, 0, TASK.policy, NO_GHOST, 0, b"mail", b"", b"w"
     ))),
     "results": (ks.RESULT + ID, encode_result(ResultRecord(
-        HAS_VALUE, 1, 5, 1, 1, 1, 7, 7, 7, 7, 7, 1, b"mail", b"", b"w", b"e", b"v"
+        HAS_VALUE, 1, 5, 1, 1, 1, 7, 7, 7, 7, 7, 1, b"mail", b"", b"w", b"e", b"v", TASK.face
     ))),
     "ghosts": (ks.GHOST + ID, small.encode_ghost(small.Ghost(ID, 7))),
 }  # fmt: skip
@@ -550,3 +573,14 @@ def test_from_a_shard_on_disk(tmp_path):
         assert [id for batch in batches for id in batch["id"].to_pylist()] == [
             key[2:] for key in sorted(rows)
         ]
+
+
+def test_a_task_that_waits_for_others_is_due_at_no_time():
+    prefix = ks.bucket_prefix(TASK.queue, TASK.tenant)
+    held = TASK._replace(first_kind=ord("d"), due_ms=HELD_MS)
+    index = ks.delayed_key(prefix, HELD_MS, held.seq, ID)
+    (row,) = columns("tasks", [(ks.TASK + ID, encode_task(held))]).to_pylist()
+    assert (row["state"], row["due_at"], row["run_at"]) == ("waiting", None, None)
+    value = small.encode_index_row(small.IndexRow(4, 5, 0, 99, 0, b""))
+    (row,) = columns("delayed", [(index, value)]).to_pylist()
+    assert row["due_at"] is None

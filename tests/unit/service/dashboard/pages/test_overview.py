@@ -5,7 +5,7 @@ from typing import Any
 
 from lodeq.repository.api.view import Flows
 from lodeq.repository.model.values import QueueStats
-from lodeq.service.dashboard.overview import QUEUES_MAX, queue_lines
+from lodeq.service.dashboard.pages.overview import QUEUES_MAX, queue_lines
 from lodeq.service.shared.engine_status import _QueueSum
 
 FIGURES: Any = SimpleNamespace(rates=lambda name: None)

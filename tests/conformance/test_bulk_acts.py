@@ -1,0 +1,321 @@
+"""Search by a filter, and acts on what was found, of every form of an engine."""
+
+import pytest
+from conformance import test_engine as suite
+
+import lodeq
+from lodeq import TaskFilter
+
+pytestmark = pytest.mark.anyio
+engine, shards, store, opening = suite.engine, suite.shards, suite.store, suite.opening
+
+
+async def fill(engine, n=8):
+    """Tasks of two queues: every second is of acme and of another function."""
+    ids = []
+    for i in range(n):
+        face = {"function": f"f{i % 2}", "preview": f"n={i}", "labels": {"customer": f"c{i % 4}"}}
+        for name in ("mail", "sms"):
+            queue = engine.queue(name, tenant="acme" if i % 2 else "", max_attempts=1)
+            ids.append((await queue.enqueue(b"%d" % i, **face)).id)
+    return ids
+
+
+async def everything(engine, meant, limit=1000):
+    out, cursor = [], None
+    while True:
+        page = await engine.find(meant, limit=limit, cursor=cursor)
+        out += page
+        assert len(page) <= limit
+        cursor = page.cursor
+        if cursor is None:
+            return out
+
+
+async def act_on_all(engine, name, meant, limit=1000, **options):
+    done, cursor = 0, None
+    while True:
+        report = await engine.act(name, meant, limit=limit, cursor=cursor, **options)
+        done += report.done
+        cursor = report.cursor
+        if cursor is None:
+            return done, report
+
+
+async def kill_all(engine, name):
+    queue = engine.queue(name, tenant=lodeq.ALL_TENANTS)
+    while leases := await queue.claim(limit=100):
+        for lease in leases:
+            await lease.bury(f"no such user {lease.payload.decode()}")
+
+
+@pytest.mark.parametrize(
+    ("meant", "n"),
+    [
+        ({}, 16),
+        ({"queue": "mail"}, 8),
+        ({"tenant": ""}, 8),
+        ({"tenant": "acme", "queue": "sms"}, 4),
+        ({"function": "f1"}, 8),
+        ({"labels": {"customer": "c3"}}, 4),
+        ({"state": "ready"}, 16),
+        ({"state": ["delayed", "dead"]}, 0),
+        ({"older_than": 60}, 0),
+        ({"newer_than": 60}, 16),
+        ({"reason": "user"}, 0),
+        ({"text": "N=3"}, 2),
+        ({"text": "customer=c3"}, 4),
+        ({"text": "F1"}, 8),
+        ({"text": "acme"}, 0),
+    ],
+)
+async def test_what_a_filter_means(engine, meant, n):
+    await fill(engine)
+    for limit in (3, 1000):
+        found = await everything(engine, TaskFilter(**meant), limit)
+        assert len(found) == len({task.id for task in found}) == n
+    assert await engine.count(TaskFilter(**meant)) == lodeq.FoundCount(n, is_exact=True)
+
+
+async def test_a_search_for_text_says_that_previews_were_cut(engine):
+    await fill(engine)
+    rows = ", ".join(["word"] * 60)
+    preview = f"body='{'x' * 300}', to='ann', rows=[{rows}], last=7"
+    await engine.queue("sms").enqueue(b"x", preview=preview, function="cut")
+    for meant, n, has_cut in [
+        ({"text": "to='ann'"}, 1, False),
+        ({"text": "last=7"}, 1, False),
+        ({"text": "yyy"}, 0, True),
+        ({"text": "yyy", "function": "cut"}, 0, True),
+        ({"text": "yyy", "queue": "mail"}, 0, False),
+        ({"text": "yyy", "function": "f1"}, 0, False),
+        ({"reason": "yyy"}, 0, False),
+    ]:
+        page = await engine.find(TaskFilter(**meant))
+        number = await engine.count(TaskFilter(**meant))
+        assert (len(page), number.count) == (n, n)
+        assert page.has_cut_previews is number.has_cut_previews is has_cut
+
+
+async def test_by_the_beginning_of_an_id(engine):
+    (first, *_) = await fill(engine)
+    (found,) = await engine.find(TaskFilter(id_prefix=str(first)[:34].upper()))
+    assert (found.id, found.preview, found.payload) == (first, "n=0", b"0")
+
+
+async def test_dead_letters_are_found_by_reason_and_put_back(engine):
+    await fill(engine)
+    await kill_all(engine, "mail")
+    meant = TaskFilter(state="dead", reason="NO SUCH user 3")
+    (one,) = await engine.find(meant)
+    assert [one] == list(await engine.find(TaskFilter(text="such USER 3")))
+    assert (one.preview, one.reason) == ("n=3", "no such user 3")
+    assert (await act_on_all(engine, "redrive", TaskFilter(labels={"customer": "c3"}), 1))[0] == 2
+    assert (await engine.count(TaskFilter(state="dead"))).count == 6
+    (lease, *_) = await engine.queue("mail", tenant="acme").claim()
+    assert lease.payload in (b"3", b"7")
+
+
+async def test_what_was_found_is_cancelled(engine):
+    await fill(engine)
+    leases = await engine.queue("mail").claim(limit=2)
+    done, _ = await act_on_all(engine, "cancel", TaskFilter(queue="mail"), 3)
+    assert done == 8
+    with pytest.raises(lodeq.LeaseLostError):
+        await leases[0].complete()
+    assert (await engine.count(TaskFilter(queue="mail", state="cancelled"))).count == 8
+    assert (await engine.count(TaskFilter(queue="sms", state="ready"))).count == 8
+    assert (await act_on_all(engine, "delete", TaskFilter(state="cancelled"), 3))[0] == 8
+    assert (await engine.count(TaskFilter(queue="mail"))).count == 0
+
+
+async def test_another_priority_in_the_same_order(engine):
+    await fill(engine)
+    queue = engine.queue("mail")
+    late = await queue.enqueue(b"late", delay=3600)
+    meant = TaskFilter(queue="mail", tenant="", labels={"customer": "c2"})
+    assert (await act_on_all(engine, "reprioritise", meant, priority=9))[0] == 2
+    only_late = TaskFilter(queue="mail", state="delayed")
+    assert (await act_on_all(engine, "reprioritise", only_late, priority=0))[0] == 1
+    assert (await engine.get(late.id)).priority == 0
+    found = {
+        task.payload: task.priority for task in await everything(engine, TaskFilter(tenant=""))
+    }
+    assert (found[b"2"], found[b"6"], found[b"4"]) == (9, 9, 5) or found[b"2"] == 5  # of sms
+    back = TaskFilter(queue="mail", state="ready", labels={"customer": "c2"}, tenant="")
+    assert (await act_on_all(engine, "reprioritise", back, priority=5))[0] == 2
+    assert (await act_on_all(engine, "reprioritise", back, priority=9))[0] == 2
+    leases = await queue.claim(limit=4)
+    assert [lease.payload for lease in leases] == [b"2", b"6", b"0", b"4"]
+    assert [lease.priority for lease in leases] == [9, 9, 5, 5]
+    await leases[0].release()
+    (again,) = await queue.claim()
+    assert (again.payload, again.priority, again.attempt) == (b"2", 9, 1)
+
+
+async def test_later_tasks_are_not_meant(engine):
+    await fill(engine)
+    report = await engine.act("cancel", TaskFilter(), limit=2)
+    await engine.queue("mail").enqueue(b"later")
+    done = report.done
+    while report.cursor is not None:
+        report = await engine.act("cancel", TaskFilter(), limit=5, cursor=report.cursor)
+        done += report.done
+    assert done == 16
+    assert (await engine.count(TaskFilter(state="ready"))).count == 1
+
+
+async def test_a_slice_that_is_repeated_does_no_harm(engine):
+    await fill(engine)
+    await kill_all(engine, "sms")
+    meant = TaskFilter(queue="sms")
+    first = await engine.act("redrive", meant, limit=4)
+    again = await engine.act("redrive", meant, limit=4)
+    assert (first.done, again.done) == (4, 4)
+    assert (await engine.act("redrive", meant)).done == 0
+
+
+async def test_what_is_deleted_leaves_nothing_but_its_window(engine):
+    queue = engine.queue("mail", max_attempts=2)
+    ids = [
+        (await queue.enqueue(b"%d" % n, dedup_key=f"k{n}", dedup_window=60)).id for n in range(3)
+    ]
+    for lease in await queue.claim(limit=3):
+        await lease.nack(delay=0, reason="first")
+    done, *dead = await queue.claim(limit=3)
+    await done.complete({"sent": True})
+    for lease in dead:
+        await lease.nack(reason="second")
+    assert (await act_on_all(engine, "delete", TaskFilter(queue="mail")))[0] == 3
+    assert (await engine.history()).results == ()
+    for n, one in enumerate(ids):
+        assert await engine.get(one) is None
+        for ask in (engine.attempts, engine.result):
+            with pytest.raises(lodeq.TaskNotFoundError):
+                await ask(one)
+        assert (await queue.enqueue(b"again", dedup_key=f"k{n}")).duplicate
+    assert (await queue.stats()).results == 0
+    assert (await engine.verify()).ok
+
+
+async def test_what_a_workflow_still_needs_is_not_deleted(engine):
+    workflow = await engine.workflow(lodeq.NewTask(b"join", "joins"))
+    ids = await workflow.add([lodeq.NewTask(b"%d" % n, "parts", max_attempts=1) for n in range(2)])
+    await workflow.seal()
+    first, second = await engine.queue("parts").claim(limit=2)
+    await first.complete(b"a")
+    await second.bury("no")
+    for _ in range(2):
+        report = await engine.act("delete", TaskFilter(queue="parts"))
+        assert report.done == 0
+        assert set(report.refused) == {str(one) for one in ids}
+        assert "workflow may still read it" in next(iter(report.refused.values()))
+    (join,) = await engine.queue("joins").claim()
+    assert [part.value async for part in engine.parts(join.task_id)] == [b"a", None]
+    await join.complete()
+    assert (await engine.act("delete", TaskFilter(queue="parts"))).done == 2
+    assert (await engine.verify()).ok
+
+
+async def test_all_that_was_found_slice_by_slice(engine):
+    await fill(engine)
+    meant = TaskFilter(queue="sms", function="f1")
+    assert [task.payload async for task in engine.find_all(meant)] == [b"1", b"3", b"5", b"7"]
+    bare = [task async for task in engine.find_all(meant, payloads=False)]
+    assert [(task.payload, task.preview) for task in bare] == [
+        (None, f"n={n}") for n in (1, 3, 5, 7)
+    ]
+    page = await engine.find(meant, payloads=False, limit=1)
+    assert [task.payload for task in page] == [None]
+    assert [one async for one in engine.find_all(TaskFilter(queue="none"))] == []
+
+
+async def test_ended_tasks_of_all_queues_are_one_pass(engine):
+    """Newest first, whatever their queues and states: none twice, none left out at a cursor."""
+    ids = await fill(engine)
+    for name in ("mail", "sms"):
+        for lease in await engine.queue(name, tenant=lodeq.ALL_TENANTS).claim(limit=4):
+            await lease.complete()
+    await act_on_all(engine, "cancel", TaskFilter(state="ready"))
+    ended = TaskFilter(state=["completed", "cancelled"])
+    for limit in (1, 3, 1000):
+        found = await everything(engine, ended, limit)
+        assert sorted(task.id for task in found) == sorted(ids)
+        assert [task.id for task in found] == sorted(ids, reverse=True)
+    assert (await engine.count(TaskFilter(state="completed", queue="mail"))).count == 4
+    assert (await engine.count(TaskFilter(state="cancelled", tenant="acme"))).count == 4
+    newest = str(max(ids))
+    (one,) = await everything(engine, TaskFilter(state=ended.state, id_prefix=str(found[-1].id)))
+    assert one.id == found[-1].id
+    assert (await everything(engine, TaskFilter(id_prefix=newest)))[0].id == max(ids)
+    assert len(await everything(engine, TaskFilter(state=ended.state, newer_than=60))) == 16
+    assert (await engine.count(TaskFilter(state=ended.state, id_prefix="0" * 20))).count == 0
+
+
+async def test_a_count_that_is_cut_says_at_least(engine):
+    await fill(engine, 40)
+    for _ in range(4):  # more than the nodes of a cluster look at in one go each
+        await engine.queue("mail").enqueue_many([lodeq.NewTask(b"x")] * 300)
+    cut = await engine.count(TaskFilter(), looks=1)
+    assert not cut.is_exact
+    assert 0 < cut.count < 1280
+    assert str(cut) == f"at least {cut.count}"
+    assert await engine.count(TaskFilter(), looks=9999) == lodeq.FoundCount(1280, is_exact=True)
+    for wrong in (0, 1_000_001, True, "1"):
+        with pytest.raises(lodeq.UsageError, match="looks"):
+            await engine.count(TaskFilter(), looks=wrong)
+
+
+async def test_a_redrive_with_the_policy_of_today(engine):
+    await engine.publish_functions([lodeq.PublishedFunction("mail", "send", max_attempts=7)])
+    queue = engine.queue("mail", max_attempts=1)
+    for n in range(4):
+        await queue.enqueue(b"%d" % n, headers={"lodeq.task": "send" if n % 2 else "gone"})
+    await kill_all(engine, "mail")
+    assert (await act_on_all(engine, "redrive", TaskFilter(), 1, policy="current"))[0] == 4
+    found = await everything(engine, TaskFilter(state="ready"))
+    assert sorted((task.payload, task.max_attempts) for task in found) == [
+        (b"0", 1),
+        (b"1", 7),
+        (b"2", 1),
+        (b"3", 7),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant", "options", "text"),
+    [
+        ("burn", {}, {}, "not one of redrive"),
+        ("delete", {"state": "leased"}, {}, "not leased; cancel it first"),
+        ("redrive", {"state": "ready"}, {}, "applies to tasks that are dead, not ready"),
+        ("reprioritise", {}, {}, "needs it"),
+        ("cancel", {}, {"priority": 3}, "priority= is for reprioritise"),
+        ("cancel", {}, {"policy": "current"}, "policy= is for redrive"),
+        ("redrive", {}, {"policy": "newest"}, "policy 'newest' is not one of stored, current"),
+        ("reprioritise", {}, {"priority": 10}, "priority"),
+        ("cancel", {}, {"limit": 0}, "limit 0 is not between"),
+        ("cancel", {}, {"cursor": "x"}, "take it from the page before"),
+    ],
+)
+async def test_what_is_refused(engine, name, meant, options, text):
+    await fill(engine, 2)
+    with pytest.raises(lodeq.UsageError, match=text):
+        await engine.act(name, TaskFilter(**meant), **options)
+    assert (await engine.count(TaskFilter(state="ready"))).count == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"state": "asleep"}, "'asleep' is not one of ready"),
+        ({"id_prefix": "xyz"}, "hex digits"),
+        ({"labels": {"a": 1}}, "str to str"),
+        ({"older_than": -1}, "older_than"),
+        ({"function": ""}, "function must be"),
+        ({"text": "x" * 257}, "text must be"),
+        ({"queue": "Mail"}, "queue"),
+    ],
+)
+def test_filters_that_are_refused(fields, text):
+    with pytest.raises(lodeq.LodeqError, match=text):
+        TaskFilter(**fields)

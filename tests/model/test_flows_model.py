@@ -1,0 +1,30 @@
+"""Workflows, in the engine and in the reference queue, step by step."""
+
+import pytest
+from model import flow_bites, pieces
+from model.flows import FlowModel
+from model.stored_flows import StoredFlowModel
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("piece", range(4))
+def test_in_memory(piece):
+    pieces.play(FlowModel, piece, 40, 40)
+
+
+@pytest.mark.parametrize("piece", range(2))
+def test_on_rocksdict_with_reopen_crash_and_restore(piece):
+    pieces.play(StoredFlowModel, piece, 10, 40)
+
+
+def play_all():
+    for piece in range(4):
+        pieces.play(FlowModel, piece, 40, 40)
+
+
+@pytest.mark.parametrize("bug", flow_bites.BUGS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_is_found(bug):
+    """Within as many examples as the tests above have."""
+    with flow_bites.planted(bug), pytest.raises((AssertionError, KeyError)):
+        play_all()

@@ -1,0 +1,204 @@
+"""``find`` and ``act``: tasks by a filter, as an operator types it."""
+
+import base64
+import csv
+import io
+import json
+
+import pytest
+from support_cli import first, objects, run
+
+import lodeq.sync
+
+
+@pytest.fixture
+def store(tmp_path):
+    path = tmp_path / "jobs"
+    with lodeq.sync.open(path) as engine:
+        mail = engine.queue("mail", max_attempts=1)
+        for n in range(6):
+            face = {"function": "send", "preview": f"n={n}", "labels": {"customer": f"c{n % 2}"}}
+            mail.enqueue(b"%d" % n, **face)
+        for lease in mail.claim(limit=3):
+            lease.bury("timeout after 5 s")
+    return str(path)
+
+
+def test_a_failing_job_is_found_by_its_argument_and_sent_back_with_those_like_it(store):
+    (found,) = objects("find", store, "--state", "dead", "--label", "customer=c1")
+    assert (found["function"], found["preview"], found["labels"]) == (
+        "send",
+        "n=1",
+        {"customer": "c1"},
+    )
+    shown = run("find", store, "--reason", "TIMEOUT").stdout
+    assert "send(n=1)" in shown
+    assert "customer=c1" in shown
+    assert run("find", store, "--reason", "timeout", "--count").stdout == "3\n"
+    told = run("act", store, "redrive", "--reason", "timeout").stdout
+    assert told == "redrive would mean 3 tasks: add --yes to do it\n"
+    assert run("find", store, "--state", "dead", "--count").stdout == "3\n"
+    done = run("act", store, "redrive", "--reason", "timeout", "--yes").stdout
+    assert done == "redrive: 3 tasks; 0 had changed meanwhile\n"
+    assert first("find", store, "--state", "ready", "--count", "--json") == {
+        "count": 6,
+        "is_exact": True,
+    }
+
+
+def test_a_search_for_text_says_that_previews_were_cut(store):
+    with lodeq.sync.open(store) as engine:
+        mail = engine.queue("mail")
+        mail.enqueue(b"x", function="send", preview=f"body='{'x' * 300}', to='ann'")
+        (lease,) = mail.claim(limit=4)[3:]
+        lease.complete()
+    note = "note: long arguments are cut in previews, so --text may miss some: labels are for"
+    for command, *more in (["find"], ["find", "--count"], ["act", "delete"], ["history"]):
+        line = [command, store, *more, "--text"]
+        assert note in run(*line, "bob").stderr
+        assert run(*line, "to='ann'").stderr == ""
+
+
+def test_another_priority_and_a_cancel(store):
+    run("act", store, "reprioritise", "--label", "customer=c0", "--priority", "9", "--yes")
+    assert [one["priority"] for one in objects("find", store, "--state", "ready")] == [9, 5, 5]
+    assert first("act", store, "cancel", "--queue", "mail", "--yes", "--json") == {
+        "done": 3,
+        "skipped": 0,
+        "refused": {},
+    }
+    assert first("act", store, "delete", "--state", "cancelled", "--yes", "--json")["done"] == 3
+
+
+def test_pages_go_on_at_the_cursor(store):
+    page = run("find", store, "--limit", "4", "--json")
+    cursor = page.stderr.split("--cursor ")[1].strip()
+    rest = objects("find", store, "--limit", "4", "--cursor", cursor)
+    assert len(page.stdout.splitlines()) + len(rest) == 6
+
+
+def exported(store, tmp_path, name, *args):
+    """The rows of a file that ``lodeq find --export`` has written."""
+    path = tmp_path / name
+    told = run("find", store, *args, "--export", str(path)).stdout
+    assert told.endswith(f"exported to {path}\n")
+    assert path.stat().st_mode & 0o777 == 0o600
+    if name.endswith("jsonl"):
+        rows = [json.loads(line) for line in path.read_text("ascii").splitlines()]
+    elif name.endswith("csv"):
+        rows = list(csv.DictReader(io.StringIO(path.read_text("utf-8"), newline="")))
+    else:
+        rows = pytest.importorskip("pyarrow.parquet").read_table(path).to_pylist()
+    assert told.startswith(f"{len(rows):,} tasks")
+    return rows
+
+
+def test_a_page_that_has_all_names_no_other(store):
+    assert run("find", store, "--limit", 6).stderr == ""
+    assert "--cursor" in run("find", store, "--limit", 5).stderr
+
+
+def test_an_act_is_counted_beside_the_process_that_has_the_store(store):
+    args = ("act", store, "redrive", "--reason", "timeout")
+    with lodeq.sync.open(store):
+        assert "redrive would mean 3 tasks" in run(*args).stdout
+        assert "is open already" in run(*args, "--yes", code=2).stderr
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv", "parquet"])
+def test_what_was_found_is_exported(store, tmp_path, format):
+    rows = exported(store, tmp_path, f"dead.{format}", "--state", "dead")
+    rows.sort(key=lambda row: row["preview"])  # those that died in one millisecond have no order
+    assert [row["preview"] for row in rows] == ["n=0", "n=1", "n=2"]
+    assert {row["reason"] for row in rows} == {"timeout after 5 s"}
+    assert [int(row["attempts"]) for row in rows] == [1, 1, 1]
+    assert not {"payload", "payload_base64"} & set(rows[0])
+    labels = [
+        dict(json.loads(one) if isinstance(one := row["labels"], str) else one) for row in rows
+    ]
+    assert labels == [{"customer": "c0"}, {"customer": "c1"}, {"customer": "c0"}]
+    assert exported(store, tmp_path, f"none.{format}", "--reason", "nothing") == []
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv", "parquet"])
+def test_payloads_are_exported_where_they_are_asked_for(tmp_path, format):
+    path = str(tmp_path / "jobs")
+    values = [b"\x00raw", {"to": "änn", "n": [1, None]}, "text", 7, None]
+    with lodeq.sync.open(path) as engine:
+        mail = engine.queue("mail")
+        for value in values:
+            mail.enqueue(value, function="=HYPERLINK(1)")
+        mail.enqueue({b"bytes": 1})
+        mail.enqueue(b"gone")
+        engine.act("cancel", lodeq.TaskFilter(), limit=1)
+    rows = exported(path, tmp_path, f"all.{format}", "--payload")
+    ready = [row for row in rows if row["state"] == "ready"]
+    assert len(rows) == 7
+
+    def value(row):
+        text = row.get("payload")
+        if row.get("payload_base64"):
+            assert row["payload_kind"] == "bytes"
+            return base64.b64decode(row["payload_base64"])
+        return text if format == "jsonl" else json.loads(text) if text else None
+
+    found = [value(row) for row in ready]
+    assert found[: len(values) - 1] == values[1:]
+    (odd,) = [row for row in ready if row.get("payload_problem")]
+    assert "keys must be" in odd["payload_problem"]
+    quoted = "'=HYPERLINK(1)" if format == "csv" else "=HYPERLINK(1)"  # no formula of a spreadsheet
+    assert ready[0]["function"] == quoted
+
+
+def test_many_are_exported_in_parts(tmp_path):
+    path = str(tmp_path / "jobs")
+    with lodeq.sync.open(path) as engine:
+        tasks = [
+            lodeq.NewTask(b"%d" % n, function="send", labels={"n": str(n)}) for n in range(3000)
+        ]
+        engine.queue("mail").enqueue_many(tasks)
+    for name in ("a.jsonl", "a.csv", "a.parquet"):
+        rows = exported(path, tmp_path, name)
+        assert len({row["id"] for row in rows}) == 3000
+
+
+def test_a_file_is_whole_or_not_there(store, tmp_path):
+    out = tmp_path / "found.csv"
+    out.write_text("mine")
+    refused = run("find", store, "--export", str(out), code=2)
+    assert "exists: give another --export" in refused.stderr
+    assert out.read_text() == "mine"
+    refused = run("find", store, "--export", str(tmp_path / "no" / "found.csv"), code=2)
+    assert "there is no folder" in refused.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["found.csv", "jobs"]
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (("find", "--export", "found.xml"), "expected a file called .jsonl, .csv, .parquet"),
+        (("find", "--export", "found.csv", "--limit", "3"), "leave --limit out"),
+        (("find", "--export", "found.csv", "--count"), "leave --count out"),
+        (("find", "--payload"), "--payload is for --export"),
+        (("act", "cancel", "--policy", "current"), "--policy is for redrive"),
+        (
+            ("act", "redrive", "--state", "ready"),
+            "redrive applies to tasks that are dead, not ready",
+        ),
+        (("act", "reprioritise"), "--priority is for reprioritise"),
+        (("find", "--label", "customer"), "expected --label KEY=VALUE"),
+        (("find", "--id-prefix", "xyz"), "hex digits"),
+    ],
+)
+def test_what_is_refused(store, args, text):
+    name, *rest = args
+    assert text in run(name, store, *rest, code=2).stderr
+
+
+def test_nothing_found_is_said_on_stderr(store):
+    """Stdout stays empty, for pipes and JSON."""
+    for options in ((), ("--json",)):
+        out = run("find", store, "--text", "no such text", *options)
+        assert (out.stdout, out.stderr) == ("", "nothing found\n")
+    assert run("find", store).stderr == ""
+    assert run("find", store, "--text", "no such text", "--count").stdout == "0\n"

@@ -1,0 +1,187 @@
+"""The short forms of the link in a cluster: to whoever leads, or the general way."""
+
+import anyio
+import pytest
+from support_cluster_client import client, cluster
+
+import lodeq
+import lodeq.sync
+from lodeq import NewTask
+from lodeq.client.blocking.fast_calls import SyncFastCalls
+from lodeq.client.fast_calls import FastCalls
+from lodeq.client.transport.transport import SyncTransport, Transport
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"  # servers run on it
+
+
+@pytest.fixture
+async def nodes():
+    async with cluster() as found:
+        yield found
+
+
+@pytest.fixture
+async def engine(nodes):
+    async with client(nodes) as engine:
+        yield engine
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Paths of the calls that go as documents, but for the map."""
+    found = []
+    for transport in (Transport, SyncTransport):
+        real = transport.send
+
+        def send(self, call, real=real):
+            if call.path != "/cluster":
+                found.append(call.path)
+            return real(self, call)
+
+        monkeypatch.setattr(transport, "send", send)
+    return found
+
+
+async def test_the_calls_a_queue_lives_by_go_the_short_way(engine, sent):
+    mail = engine.queue("mail")
+    for n in range(3):  # opens the links
+        await mail.enqueue(n)
+    del sent[:]
+    receipts = [await mail.enqueue(n) for n in range(6)]
+    receipts += await mail.enqueue_many([NewTask(n) for n in range(6)])
+    leases = await mail.claim(limit=15)
+    assert await engine.heartbeat_many(leases) == [None] * 15
+    await leases[0].heartbeat()
+    await leases[0].complete("first")
+    assert await engine.complete_many([(one, n) for n, one in enumerate(leases[1:])]) == [None] * 14
+    assert sent == []
+    assert {one.id for one in receipts} < {one.task_id for one in leases}
+    assert (await engine.result(leases[0].task_id)).value == "first"
+    values = [(await engine.result(one.task_id)).value for one in leases[1:]]
+    assert values == [*range(14)]
+
+
+async def test_the_blocking_client_goes_the_short_way_too(nodes, sent):
+    def script():
+        with lodeq.sync.connect(nodes.url) as engine:
+            mail = engine.queue("mail")
+            for n in range(3):
+                mail.enqueue(n)
+            del sent[:]
+            mail.enqueue_many([NewTask(n) for n in range(6)])
+            leases = mail.claim(limit=9)
+            assert len(leases) == 9
+            leases[0].complete()
+            assert engine.heartbeat_many(leases[1:]) == [None] * 8
+            assert engine.complete_many([(one, None) for one in leases[1:]]) == [None] * 8
+            assert sent == []
+
+    await anyio.to_thread.run_sync(script)
+
+
+async def test_leases_that_had_ended_are_told_by_their_places(nodes, engine, sent):
+    mail = engine.queue("mail")
+    await mail.enqueue_many([NewTask(n, dedup_key=str(n)) for n in range(30)])
+    leases = await mail.claim(limit=30)
+    ended = {4, 11, 12, 29}
+    for n in ended:
+        await engine.cancel(leases[n].task_id)
+    del sent[:]
+    beats = await engine.heartbeat_many(leases)
+    assert {n for n, one in enumerate(beats) if one is not None} == ended
+    ends = await engine.complete_many([(one, None) for one in leases])
+    assert {n for n, one in enumerate(ends) if one is not None} == ended
+    assert sent == []
+
+
+async def test_a_node_that_leads_nothing_any_more_is_not_asked_twice(nodes, engine):
+    mail = engine.queue("mail")
+    for n in range(6):
+        await mail.enqueue(n)
+    leases = await mail.claim(limit=6)
+    await nodes.lead(1, 1, 1, 2, 2, 2)
+    assert len({(await mail.enqueue(n)).id for n in range(6)}) == 6
+    await nodes.lead(0, 0, 0, 2, 2, 2)
+    assert await engine.complete_many([(one, None) for one in leases]) == [None] * 6
+    await nodes.lead(2, 2, 2, 2, 2, 2)
+    assert len(await mail.enqueue_many([NewTask(n) for n in range(6)])) == 6
+    await nodes.lead(0, 0, 1, 1, 1, 1)
+    assert len(await mail.claim(limit=20)) == 12
+
+
+async def test_what_a_node_takes_of_a_batch_is_not_sent_again(nodes, engine, monkeypatch):
+    mail = engine.queue("mail")
+    for n in range(3):
+        await mail.enqueue(n)
+    real = FastCalls.enqueue_many
+
+    async def partly(self, template, tasks):
+        done = await real(self, template, tasks[:2])
+        error = lodeq.NotLeaderError("the rest is another's")
+        error.receipts = [*done, None, None]
+        raise error
+
+    monkeypatch.setattr(FastCalls, "enqueue_many", partly)
+    receipts = await mail.enqueue_many([NewTask(n) for n in "abcd"])
+    assert [(await engine.get(one.id)).payload for one in receipts] == [*"abcd"]
+    assert (await mail.stats()).ready == 7
+
+
+@pytest.mark.parametrize("kind", [FastCalls, SyncFastCalls])
+async def test_tasks_enqueued_before_an_error_are_named(nodes, monkeypatch, kind):
+    """The server is asked alone: that is no matter of clusters."""
+    receipt = lodeq.Receipt(lodeq.TaskId(bytes(16)))
+
+    def refused(self, template, tasks):
+        error = lodeq.BusyError("later")
+        error.receipts = [receipt]
+        raise error
+
+    async def refused_later(self, template, tasks):
+        refused(self, template, tasks)
+
+    monkeypatch.setattr(kind, "enqueue_many", refused_later if kind is FastCalls else refused)
+    tasks = [NewTask(1), NewTask(2)]
+    if kind is FastCalls:
+        async with lodeq.connect(nodes.names[0]) as engine:
+            with pytest.raises(lodeq.BusyError) as caught:
+                await engine.queue("mail").enqueue_many(tasks)
+    else:
+
+        def script():
+            with lodeq.sync.connect(nodes.names[0]) as engine:
+                engine.queue("mail").enqueue_many(tasks)
+
+        with pytest.raises(lodeq.BusyError) as caught:
+            await anyio.to_thread.run_sync(script)
+    assert caught.value.receipts == [receipt, None]
+
+
+async def test_a_heartbeat_counts_from_its_sending(engine, monkeypatch):
+    from lodeq.client import lease_facts, requests
+    from lodeq.client.lease_facts import may_be_live
+
+    now = [1000.0]
+    for module in (lease_facts, requests):
+        monkeypatch.setattr(module, "_mono", lambda: now[0])
+    mail = engine.queue("mail", lease=30)
+    await mail.enqueue("x")
+    (lease,) = await mail.claim()
+    sent_at, real = now[0], engine.fast.heartbeat_many
+
+    async def slowly(leases, seconds):
+        found = await real(leases, seconds)
+        now[0] += 20  # the answer takes so long
+        return found
+
+    monkeypatch.setattr(engine.fast, "heartbeat_many", slowly)
+    assert await engine.heartbeat_many([lease]) == [None]
+    now[0] = sent_at + 29.9
+    assert may_be_live(lease)
+    now[0] = sent_at + 30.1
+    assert not may_be_live(lease)

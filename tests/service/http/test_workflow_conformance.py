@@ -1,0 +1,23 @@
+"""Workflows of a served engine: the suite, over HTTP, over the link, and with ``serve=``."""
+
+import pytest
+from conformance import test_workflows as suite
+from support_http import ALL_WAYS, opening_by
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize(("anyio_backend", "transport"), ALL_WAYS)]
+
+for _name in dir(suite):
+    if _name.startswith("test_"):
+        globals()[_name] = getattr(suite, _name)
+engine, shards = suite.engine, suite.shards
+
+
+@pytest.fixture
+def store(transport):
+    return "rocks" if transport == "embedded" else "memory"
+
+
+@pytest.fixture
+def opening(shards, transport, tmp_path):
+    with opening_by(transport, shards, tmp_path) as opening:
+        yield opening

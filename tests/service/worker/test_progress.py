@@ -1,0 +1,113 @@
+"""Progress that functions report: stored at most once a second, gone when the run ends."""
+
+import anyio
+import pytest
+from support_behaviour import StillClock, in_memory, until
+
+import lodeq
+from lodeq import UsageError
+from lodeq.worker import App, current
+
+pytestmark = pytest.mark.anyio
+
+
+class Writes:
+    """Counts the reports that reach the store."""
+
+    def __init__(self, monkeypatch, error=None):
+        self.seen = []
+        real = lodeq.Lease.progress
+
+        async def progress(lease, fraction=None, note=""):
+            self.seen.append((fraction, note))
+            if error is not None:
+                raise error
+            await real(lease, fraction, note)
+
+        monkeypatch.setattr(lodeq.Lease, "progress", progress)
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_the_last_report_of_each_second_is_stored(monkeypatch, kind):
+    app, clock, writes, go, done = App(), StillClock(), Writes(monkeypatch), [], anyio.Event()
+
+    @app.task("jobs", name="async")
+    async def crunch() -> None:
+        go.append(current())
+        await done.wait()
+
+    @app.task("jobs", name="thread")
+    def crunch_in_thread() -> None:
+        go.append(current())
+        anyio.from_thread.run(done.wait)
+
+    async with in_memory(clock) as engine, app.use(engine), app.work() as worker:
+        receipt = await (crunch if kind == "async" else crunch_in_thread).enqueue()
+        await until(lambda: go)
+        (context,) = go
+        context.progress(0.1, "first")
+        await until(lambda: writes.seen)
+        for step in range(2, 9):
+            context.progress(step / 10)
+            await until(lambda: True)
+        assert writes.seen == [(0.1, "first")]
+        await clock.advance(1)
+        await until(lambda: len(writes.seen) == 2)
+        assert writes.seen[1] == (0.8, "")
+        assert (await engine.get(receipt.id)).progress[:2] == (0.8, "")
+        done.set()
+        await until(lambda: worker.outcomes)
+        context.progress(1, "late")  # its lease is over
+        await clock.advance(5)
+        assert (await engine.get(receipt.id)).progress is None
+        assert worker.error is None
+
+
+async def test_a_store_that_takes_no_report_stops_no_run(monkeypatch):
+    app, clock = App(), StillClock()
+    writes = Writes(monkeypatch, OSError("away"))
+
+    @app.task("jobs")
+    async def crunch() -> None:
+        current().progress(0.5)
+        await until(lambda: writes.seen)
+
+    async with in_memory(clock) as engine, app.use(engine), app.work() as worker:
+        await crunch.enqueue()
+        await until(lambda: worker.outcomes)
+        assert worker.outcomes == {"completed": 1}
+
+
+def fails(note):
+    raise ValueError("no such pattern")
+
+
+@pytest.mark.parametrize(("redact", "note"), [(str.upper, "SECRET"), (fails, "")])
+async def test_notes_are_redacted_before_they_leave_the_process(monkeypatch, redact, note):
+    app, writes = App(redact=redact), Writes(monkeypatch)
+
+    @app.task("jobs")
+    async def crunch() -> None:
+        current().progress(None, "secret")
+        await until(lambda: writes.seen)
+
+    async with in_memory(StillClock()) as engine, app.use(engine), app.work() as worker:
+        await crunch.enqueue()
+        await until(lambda: worker.outcomes)
+    assert writes.seen == [(None, note)]
+
+
+async def test_what_is_no_progress_is_refused_in_the_function():
+    app, refused = App(), []
+
+    @app.task("jobs")
+    async def crunch() -> None:
+        for fraction, note in ((2, ""), (True, ""), ("x", ""), (0.1, None)):
+            with pytest.raises(UsageError):
+                current().progress(fraction, note)
+            refused.append(fraction)
+
+    async with in_memory(StillClock()) as engine, app.use(engine):
+        await crunch.enqueue()
+        assert (await app.drain()).completed == 1
+    assert len(refused) == 4

@@ -1,0 +1,541 @@
+"""Typed arguments: what annotations say is stored plainly, comes out typed, and is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from functools import partial
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NamedTuple,
+    NewType,
+    NotRequired,
+    Optional,
+    TypedDict,
+    TypeVar,
+)
+from uuid import UUID
+
+import msgpack
+import msgspec
+import pydantic
+import pytest
+
+from lodeq import UsageError
+from lodeq.testing import worker
+from lodeq.worker import App, Snooze
+
+if TYPE_CHECKING:
+    from somewhere import Nothing
+
+pytestmark = pytest.mark.anyio
+T = TypeVar("T")
+UserId = NewType("UserId", int)
+ID = UUID("018bcfe5-6800-7ad6-b2f0-3afd8b76be98")
+BERLIN = timezone(timedelta(hours=2))
+NAIVE = datetime.fromisoformat("2026-01-02T05:00:00")
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Corner(enum.Enum):
+    LEFT = (0, 1)
+    RIGHT = (1, 1)
+
+
+class Rights(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+@dataclass
+class Address:
+    street: str
+    zip: int
+
+
+@dataclass
+class User:
+    name: str
+    address: list[Address] = field(default_factory=list)
+    born: date | None = None
+    manager: User | None = None
+
+
+@dataclass
+class Page(Generic[T]):
+    items: list[T]
+    next: T | None = None
+
+
+@dataclass
+class DatePage(Page[date]):
+    pass
+
+
+@dataclass
+class Cat:
+    name: str
+
+
+@dataclass
+class Dog:
+    name: str
+
+
+class Point(NamedTuple):
+    x: int
+    y: Decimal = Decimal(0)
+
+
+class Options(TypedDict):
+    since: date
+    colour: NotRequired[Colour]
+
+
+class Wire(msgspec.Struct):
+    id: UUID
+    sizes: list[int] = []
+    at: datetime | None = None
+
+
+class Order(pydantic.BaseModel):
+    number: int
+    total: Decimal
+    when: datetime
+    tags: set[str] = set()
+    lines: list[Line] = []
+
+
+class Line(pydantic.BaseModel):
+    amount: int
+
+
+async def round_trip(annotation: Any, value: Any) -> tuple[Any, Any]:
+    """(what a worker gets, what is stored)."""
+    app, got = App(name="test"), []
+
+    async def take(value):
+        got.append(value)
+        return value
+
+    take.__annotations__ = {"value": annotation, "return": annotation}
+    function = app.task("typed")(take)
+    async with worker(app) as bench:
+        receipt = await function.enqueue(value)
+        (task,) = await bench.engine.queue("typed").peek()
+        stored = task.payload["value"]
+        assert (await app.drain()).completed == 1
+        result = await bench.engine.result(receipt.id)
+        assert function.typed.decode_result(result.value) == value
+        assert result.value == stored
+    return got[0], stored
+
+
+CASES = [
+    (int, 7, 7),
+    (bool, True, True),
+    (float, 2, 2.0),
+    (str, "x", "x"),
+    (bytes, b"\x00", b"\x00"),
+    (bytearray, bytearray(b"x"), b"x"),
+    (None, None, None),
+    (datetime, datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)),
+    (datetime, datetime(2026, 1, 2, 5, tzinfo=BERLIN), datetime(2026, 1, 2, 3, tzinfo=UTC)),
+    (datetime, NAIVE, "2026-01-02T05:00:00"),
+    (date, date(2026, 1, 2), "2026-01-02"),
+    (time, time(1, 2), "01:02:00"),
+    (timedelta, timedelta(hours=1), 3600),
+    (timedelta, timedelta(days=-1, microseconds=1), -86399.999999),
+    (UUID, ID, str(ID)),
+    (Decimal, Decimal("1.10"), "1.10"),
+    (Colour, Colour.RED, "red"),
+    (Corner, Corner.LEFT, "LEFT"),
+    (Rights, Rights.READ | Rights.WRITE, 3),
+    (Literal["a", 1], 1, 1),
+    (Optional[UUID], None, None),  # noqa: UP045 - the older spelling
+    (UUID | None, ID, str(ID)),
+    (int | str, "1", "1"),
+    (float | int, 3, 3),
+    (datetime | date, date(2026, 1, 2), "2026-01-02"),
+    (date | str, "soon", "soon"),
+    (list[date], [date(2026, 1, 2)], ["2026-01-02"]),
+    (Sequence[int], [1], [1]),
+    (deque[int], deque([1]), [1]),
+    (set[date], {date(2026, 1, 3), date(2026, 1, 2)}, ["2026-01-02", "2026-01-03"]),
+    (frozenset[int], frozenset({2, 1}), [1, 2]),
+    (tuple[int, str], (1, "a"), [1, "a"]),
+    (tuple[date, ...], (date(2026, 1, 2),), ["2026-01-02"]),
+    (tuple[()], (), []),
+    (dict[UUID, list[Colour]], {ID: [Colour.BLUE]}, {str(ID): ["blue"]}),
+    (dict[tuple[int, int], str], {(1, 2): "x"}, {(1, 2): "x"}),
+    (Mapping[int, str], {1: "a"}, {1: "a"}),
+    (Counter[str], Counter("aab"), {"a": 2, "b": 1}),
+    (User, User("Ann"), {"name": "Ann", "address": [], "born": None, "manager": None}),
+    (
+        User,
+        User("Ann", [Address("A", 1)], date(2000, 1, 1), User("Bea")),
+        {
+            "name": "Ann",
+            "address": [{"street": "A", "zip": 1}],
+            "born": "2000-01-01",
+            "manager": {"name": "Bea", "address": [], "born": None, "manager": None},
+        },
+    ),
+    (Page[Colour], Page([Colour.RED], Colour.BLUE), {"items": ["red"], "next": "blue"}),
+    (DatePage, DatePage([date(2026, 1, 2)]), {"items": ["2026-01-02"], "next": None}),
+    (Cat | Dog, Dog("Rex"), {"$type": "Dog", "name": "Rex"}),
+    (list[Cat | Dog | None], [Cat("Tom"), None], [{"$type": "Cat", "name": "Tom"}, None]),
+    (Point, Point(1, Decimal("0.5")), {"x": 1, "y": "0.5"}),
+    (Options, {"since": date(2026, 1, 2)}, {"since": "2026-01-02"}),
+    (Annotated[UserId, "note"], 7, 7),
+    (Wire, Wire(ID, [1]), {"id": str(ID), "sizes": [1], "at": None}),
+    (
+        Order,
+        Order(number=1, total=Decimal("1.5"), when=datetime(2026, 1, 2, tzinfo=UTC), tags={"a"}),
+        {
+            "number": 1,
+            "total": "1.5",
+            "when": datetime(2026, 1, 2, tzinfo=UTC),
+            "tags": ["a"],
+            "lines": [],
+        },
+    ),
+    (Any, {"x": [1]}, {"x": [1]}),
+]
+
+
+@pytest.mark.parametrize(("annotation", "value", "stored"), CASES)
+async def test_a_value_is_stored_plainly_and_comes_out_typed(annotation, value, stored):
+    got, plain = await round_trip(annotation, value)
+    assert got == value
+    assert type(got) is type(value) or (annotation is float and type(got) is float)
+    assert plain == stored
+    assert type(plain) is type(stored)
+    msgpack.packb(plain, datetime=True)  # nothing of ours in it
+
+
+def function_of(annotation, default=dataclasses.MISSING):
+    async def send(user): ...
+
+    send.__annotations__ = {"user": annotation}
+    return App().task("typed")(send)
+
+
+REFUSED = [
+    (int, "x", "send(): argument user: expected int, got str 'x'"),
+    (int, 1 << 64, "send(): argument user: expected int of 64 bits, got 65 bits"),
+    (str, None, "send(): argument user: expected str, got None"),
+    (bool, 1, "expected bool, got int 1"),
+    (float, True, "expected float, got bool True"),
+    (float, 1 << 2000, "too large"),
+    (date, NAIVE, "expected date, got datetime"),
+    (timedelta, 3600, "expected timedelta, got int 3600"),
+    (UUID, str(ID), "expected UUID, got str"),
+    (Colour, "red", "expected Colour, got str 'red'"),
+    (Literal["a", 1], True, "expected one of 'a', 1, got bool True"),
+    (Literal["a"], [], "expected one of 'a', got list []"),
+    (int | str, 1.5, "expected int | str, got float 1.5"),
+    (int | None, "x", "expected int, got str 'x'"),
+    (date | str, "2026-01-02", "str '2026-01-02' would be read as date"),
+    (list[int] | set[int], {1}, "set {1} would be read as list"),
+    (list[int], (1,), "expected list, got tuple (1,)"),
+    (list[int], [1, "x"], "argument user[1]: expected int, got str 'x'"),
+    (set[date], {1}, "argument user[0]: expected date, got int 1"),
+    (tuple[int, str], (1,), "expected 2 values (tuple[int, str]), got 1"),
+    (tuple[int, str], (1, 2), "argument user[1]: expected str, got int 2"),
+    (dict[str, int], {"a": "x"}, "argument user['a']: expected int, got str 'x'"),
+    (dict[str, int], {1: 1}, "argument user[1]: expected str, got int 1"),
+    (
+        User,
+        User("A", [Address("a", 1), Address("b", 2), Address("c", "x")]),
+        "send(): argument user.address[2].zip: expected int, got str 'x'",
+    ),
+    (User, {"name": "A"}, "expected User, got dict {'name': 'A'}; pass User(**…)"),
+    (Cat | Dog, Cat(1), "argument user.name: expected str, got int 1"),
+    (Page, DatePage([]), "expected Page, got its subclass DatePage"),
+    (Options, {}, "argument user.since: missing"),
+    (Options, {"since": date(2026, 1, 2), "x": 1}, "Options has no key 'x'"),
+    (Wire, Wire(ID, [1, "x"]), "argument user.sizes[1]: expected int, got str 'x'"),
+    (Wire, User("A"), "expected Wire, got User"),
+    (
+        Order,
+        Order.model_construct(number=1, total="1", when=NOON, lines=[{}]),
+        "argument user.lines[0].amount: missing",
+    ),
+]
+
+
+@pytest.mark.parametrize(("annotation", "value", "error"), REFUSED)
+async def test_what_does_not_fit_is_refused_with_its_place(annotation, value, error):
+    function = function_of(annotation)
+    with pytest.raises(UsageError) as caught:
+        function.new(value)
+    assert error in str(caught.value)
+    assert len(str(caught.value)) < 250
+
+
+async def test_pydantic_says_what_is_wrong_where():
+    order = Order.model_construct(number="x", total=Decimal(1), when=NOON)
+    with pytest.raises(
+        UsageError, match=r"send\(\): argument user.number: input should be a valid"
+    ):
+        function_of(Order).new(order)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "wrapped"),
+    [
+        (Order, lambda order: order),
+        (list[Order], lambda order: [order]),
+        (dict[str, Order], lambda order: {"a": order}),
+    ],
+)
+async def test_further_errors_are_named_and_the_cause_is_kept(annotation, wrapped):
+    order = Order.model_construct(number="x", total="y", when=NOON, lines=[{"amount": "z"}])
+    with pytest.raises(UsageError, match=r"and 2 more: total, lines\[0\]\.amount\)") as caught:
+        function_of(annotation).new(wrapped(order))
+    assert isinstance(caught.value.__cause__, pydantic.ValidationError)
+    many = Order.model_construct(number=1, total=1, when=NOON, lines=[{}] * 6)
+    with pytest.raises(UsageError, match=r"and 5 more: (lines\[\d\]\.amount, ){3}…\)"):
+        function_of(Order).new(many)
+
+
+READ = [
+    (int, "x", "expected int, got str 'x'"),
+    (date, "tomorrow", "expected date, got str 'tomorrow'"),
+    (datetime, "2026-01-02", "expected datetime, got str '2026-01-02'"),
+    (Decimal, "x", "expected Decimal, got str 'x'"),
+    (timedelta, 1e300, "expected timedelta as seconds"),
+    (Colour, "green", "expected Colour (one of 'red', 'blue'), got str 'green'"),
+    (Rights, True, "expected Rights"),
+    (set[Any], [[1]], "values that cannot be in a set"),
+    (Address, {"street": "A"}, "argument user.zip: missing"),
+    (Address, [1], "expected Address as a map, got list [1]"),
+    (Cat | Dog, {"$type": "Bird"}, "expected Cat | Dog, got $type 'Bird'"),
+    (Wire, {}, "object missing required field id"),
+    (Order, {"number": 1}, "argument user.total: missing"),
+]
+
+
+@pytest.mark.parametrize(("annotation", "stored", "error"), READ)
+async def test_what_was_stored_otherwise_fails_its_run_with_the_place(annotation, stored, error):
+    app = App()
+
+    async def send(user): ...
+
+    send.__annotations__ = {"user": annotation}
+    app.task("typed")(send)
+    async with worker(app) as bench:
+        receipt = await bench.engine.queue("typed", max_attempts=1).enqueue({"user": stored})
+        assert (await app.drain(errors="keep")).dead == 1
+        assert error in (await bench.engine.get(receipt.id)).reason
+
+
+async def test_fields_come_and_go():
+    decode = function_of(User).typed.decode
+    # of a newer version with one more field, and of an older one with fewer
+    assert decode({"user": {"name": "A", "shoe": 42}}) == {"user": User("A")}
+    assert function_of(Wire).typed.decode({"user": {"id": str(ID), "x": 1}})["user"] == Wire(ID)
+
+
+@dataclass
+class Price:
+    __lodeq_version__: ClassVar[int] = 3
+    cents: int
+    currency: str
+
+    @classmethod
+    def __lodeq_upgrade__(cls, fields: dict[str, Any], version: int) -> dict[str, Any]:
+        if version < 2:
+            fields["cents"] = round(fields.pop("euros") * 100)
+        return {"currency": "EUR", **fields}
+
+
+async def test_a_versioned_type_reads_older_forms():
+    function = function_of(list[Price])
+    stored = function.new([Price(5, "EUR")]).payload
+    assert stored == {"user": [{"$v": 3, "cents": 5, "currency": "EUR"}]}
+    decode = function.typed.decode
+    assert decode(stored) == {"user": [Price(5, "EUR")]}
+    assert decode({"user": [{"euros": 1.5}]}) == {"user": [Price(150, "EUR")]}
+    assert decode({"user": [{"$v": 2, "cents": 7}]}) == {"user": [Price(7, "EUR")]}
+    with pytest.raises(UsageError, match=r"user\[0\]: stored by version 4 of Price, .* has 3"):
+        decode({"user": [{"$v": 4}]})
+    with pytest.raises(UsageError, match=r"__lodeq_upgrade__ of version 1 raised KeyError"):
+        decode({"user": [{}]})
+
+
+async def test_a_version_is_a_number_and_an_upgrade_a_dict():
+    @dataclass
+    class Bad:
+        __lodeq_version__: ClassVar[str] = "two"
+
+    with pytest.raises(UsageError, match=r"argument user: Bad.__lodeq_version__ must be a whole"):
+        function_of(Bad)
+
+    @dataclass
+    class Worse:
+        __lodeq_version__: ClassVar[int] = 2
+        x: int = 0
+
+        @classmethod
+        def __lodeq_upgrade__(cls, fields, version):
+            return None
+
+    with pytest.raises(UsageError, match="must return a dict, not None"):
+        function_of(Worse).typed.decode({"user": {"x": 1}})
+
+
+async def test_annotations_in_strings_of_local_classes():
+    @dataclass
+    class Local:
+        when: date
+
+    app = App()
+
+    @app.task("typed")
+    async def send(it: Local, more: list[Local] = []) -> Local | Snooze:  # noqa: B006
+        return it
+
+    assert send.new(Local(date(2026, 1, 2))).payload == {"it": {"when": "2026-01-02"}}
+    assert send.typed.decode({"it": {"when": "2026-01-02"}}) == {"it": Local(date(2026, 1, 2))}
+    assert send.typed.encode_result(Local(date(2026, 1, 2))) == {"when": "2026-01-02"}
+
+
+app_of_module = App()
+
+
+@app_of_module.task("typed")
+async def early(it: Later) -> None: ...
+
+
+@dataclass
+class Later:
+    when: date
+
+
+async def test_what_is_defined_further_down_is_found_when_used():
+    assert early.new(Later(date(2026, 1, 2))).payload == {"it": {"when": "2026-01-02"}}
+
+
+async def test_what_is_never_defined_passes_as_it_is(caplog):
+    app = App()
+
+    @app.task("typed")
+    async def send(it: Nothing, when: date) -> None: ...
+
+    assert send.new(1, date(2026, 1, 2)).payload == {"it": 1, "when": "2026-01-02"}
+    assert send.new(1, date(2026, 1, 2)).payload
+    (record,) = caplog.records
+    assert "send(): argument it: the annotation 'Nothing' cannot be resolved" in record.getMessage()
+
+
+async def test_methods_partials_objects_and_wrappers():
+    class Mailer:
+        async def send(self, when: date) -> None: ...
+
+        async def __call__(self, when: date) -> None: ...
+
+    async def send(prefix: str, when: date) -> None: ...
+
+    app = App()
+    made = [
+        app.task("a", name="method")(Mailer().send),
+        app.task("a", name="object")(Mailer()),
+    ]
+    for function in made:
+        assert function.new(date(2026, 1, 2)).payload == {"when": "2026-01-02"}
+    bound = app.task("a", name="partial")(partial(send, "x"))
+    assert bound.new(date(2026, 1, 2)).payload == {"when": "2026-01-02"}
+
+
+async def test_named_rest_arguments_are_each_of_its_type():
+    app = App()
+
+    @app.task("typed")
+    async def send(**days: date) -> dict[str, date]:
+        return days
+
+    assert send.new(a=date(2026, 1, 2)).payload == {"a": "2026-01-02"}
+    assert send.typed.decode({"a": "2026-01-02"}) == {"a": date(2026, 1, 2)}
+    with pytest.raises(UsageError, match=r"send\(\): argument a: expected date, got int 1"):
+        send.new(a=1)
+
+
+async def test_unannotated_arguments_pass_as_ever():
+    app = App()
+
+    @app.task("typed")
+    async def send(a, b: Any, c: dict) -> None: ...
+
+    moment = datetime(2026, 1, 2, tzinfo=UTC)
+    assert send.new(moment, {"x": moment}, {1: moment}).payload == {
+        "a": moment,
+        "b": {"x": moment},
+        "c": {1: moment},
+    }
+
+
+async def test_a_result_that_its_annotation_does_not_say_is_stored_as_it_is(caplog):
+    app = App()
+
+    @app.task("typed")
+    async def count() -> int:
+        return "many"  # type: ignore[return-value]
+
+    async with worker(app) as bench:
+        receipts = [await count.enqueue() for _ in range(2)]
+        assert (await app.drain()).completed == 2
+        assert (await bench.engine.result(receipts[0].id)).value == "many"
+    said = [r.getMessage() for r in caplog.records if "annotation" in r.getMessage()]
+    (only,) = said
+    assert only.startswith("count() returned what its annotation does not say: result: expected")
+
+
+async def test_what_can_never_be_stored_is_refused_where_it_is_written():
+    with pytest.raises(UsageError, match="a map cannot be the key of a map"):
+        function_of(dict[Cat, int])
+
+    @dataclass
+    class Odd:
+        seed: dataclasses.InitVar[int]
+
+    with pytest.raises(UsageError, match=r"Odd.seed is an InitVar"):
+        function_of(Odd)
+
+
+async def test_a_value_too_deep_is_refused():
+    deep = User("A")
+    for _ in range(2000):
+        deep = User("B", manager=deep)
+    with pytest.raises(UsageError, match="argument user is nested too deeply"):
+        function_of(User).new(deep)
+
+
+async def test_keys_of_json_are_read_as_numbers():
+    assert function_of(dict[int, str]).typed.decode({"user": {"-1": "a"}}) == {"user": {-1: "a"}}
+
+
+async def test_a_codec_gets_plain_values_and_unknown_classes():
+    class Odd:
+        pass
+
+    odd = Odd()
+    function = function_of(dict[str, Odd])
+    assert function.new({"a": odd}).payload == {"user": {"a": odd}}
+    assert function.typed.decode({"user": {"a": odd}}) == {"user": {"a": odd}}

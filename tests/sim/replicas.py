@@ -1,0 +1,718 @@
+"""Simulated clusters: three nodes over the log in memory; each may die, freeze or be cut off.
+
+All processes share one seeded loop, so the seed also picks whose callback runs next. Clients ask a
+node as over a socket: where it dies first, nobody knows what became of the call. The judge keeps
+what was acknowledged, and holds it against the rules of ``Judge``; at the end everything is healed,
+what is left is drained, and all nodes must have the same rows.
+
+In a *contended* world leaders change all the time, and campaigns are slow: who wins one has looked
+at the log long before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from sim.bodies import BodyDisk, SimBodyFiles
+from sim.replica_journal import NodeJournal
+from support_replication import whole_pairs
+
+import lodeq
+from lodeq.engine.records.compression import Compressor
+from lodeq.engine.records.keyspace import BODY_FILES, EVENTS, EVENTS_END
+from lodeq.engine.records.rows import decode_files
+from lodeq.engine.runtime.ids import SeededRng, seeded
+from lodeq.engine.runtime.on_asyncio import AsyncioSpawner
+from lodeq.replication.memory.log import MemoryLog
+from lodeq.replication.memory.network import Rates, Route, SeededNetwork
+from lodeq.replication.memory.service import LogService, Tries
+from lodeq.replication.options import LogOptions
+from lodeq.replication.port import Checkpoint
+from lodeq.replication.record import decode_record
+from lodeq.replication.replicator import LogReplicator
+from lodeq.replication.waiting import Waiting
+from lodeq.repository.api.open import build
+from lodeq.repository.background.replica_bodies import use_bodies
+from lodeq.repository.model.values import Limits
+from lodeq.repository.state.bodies import Bodies
+from lodeq.repository.state.caches import dedup_filter
+from lodeq.testing.simulation.disk import SimDisk
+from lodeq.testing.simulation.loop import SimLoop, SimTime
+from lodeq.testing.simulation.processes import GoneError, SimProcess
+from lodeq.testing.simulation.world import SimClock
+
+NAMES = ("a", "b", "c")
+LEASE_S = 4.0
+UNSURE = (GoneError, lodeq.CommitUnknownError)
+REFUSED = (lodeq.NotLeaderError, lodeq.ClosedError, lodeq.BusyError, lodeq.StorageError)
+QUEUE = "jobs"
+KINDS = (
+    *("kill", "freeze", "split", "checkpoint") * 2,
+    *("power", "quorum", "expire", "hand over"),
+)
+KINDS_CONTENDED = (*("hand over", "expire") * 5, "kill", "freeze", "split", "checkpoint")
+SLOW_S = 3.0
+IDLE_MAX = 5  # looks, two seconds apart: longer than a lease and the fence of a term
+LOOK_S = 0.4  # between two looks at a session that is over when that is noticed
+FILTER_BYTES = 1 << 14  # the filter of dedup keys, which replicas do not ask
+
+
+class RuleBrokenError(AssertionError):
+    """A rule is broken."""
+
+
+class Claimed:
+    """A lease that a client was given."""
+
+    def __init__(self, lease: Any) -> None:
+        self.lease = lease
+        self.is_over = False
+
+
+class Judge:
+    """What clients were told, and the rules it has to keep.
+
+    1. An acknowledged task is there until it has ended, and ends.
+    2. Once a later claim of a task was answered, no call with an earlier lease succeeds.
+    3. A claim that begins after a task's completion was acknowledged does not get it.
+    4. A leader that says "nothing there" leaves no task out that was acknowledged before.
+    5. A task whose enqueue was refused by a node that does not lead is never there.
+    6. What is claimed has the payload that was acknowledged.
+    """
+
+    def __init__(self) -> None:
+        self.acknowledged: set[lodeq.TaskId] = set()
+        self.completed: dict[lodeq.TaskId, int] = {}  # and when
+        self.moment = 0  # grows with every completion
+        self.unsure: set[lodeq.TaskId] = set()  # of an end whose answer was lost
+        self.latest: dict[lodeq.TaskId, int] = {}  # epoch of the newest lease
+        self.by_key: dict[str, lodeq.TaskId] = {}
+        self.claims = 0
+        self.in_flight = 0  # claims under way
+        self.blind_until = 0.0  # until then a lost claim may hold tasks
+        self.ready: set[lodeq.TaskId] = set()  # acknowledged, and never claimed or unsure
+        self.refused: set[bytes] = set()  # payloads, each drawn once
+        self.payloads: dict[lodeq.TaskId, bytes] = {}
+
+    def enqueued(self, receipt: Any, key: str | None, payload: bytes) -> None:
+        if key is not None:
+            first = self.by_key.setdefault(key, receipt.id)
+            if first != receipt.id:
+                raise RuleBrokenError(f"dedup key {key} gave {first} and {receipt.id}")
+        if receipt.id not in self.acknowledged:
+            self.acknowledged.add(receipt.id)
+            if not receipt.duplicate:
+                self.ready.add(receipt.id)
+                self.payloads[receipt.id] = payload
+
+    def claimed(self, lease: Any, began: int) -> Claimed:
+        """Take the answer of a claim that began at such a moment."""
+        self.claims += 1
+        task_id = lease.task_id
+        if began > self.completed.get(task_id, began):
+            raise RuleBrokenError(f"rule 3: {task_id} was completed and is claimed again")
+        if lease.payload in self.refused:
+            raise RuleBrokenError(f"rule 5: {task_id} was refused and is there")
+        if self.payloads.get(task_id, lease.payload) != lease.payload:
+            raise RuleBrokenError(f"rule 6: {task_id} has another payload")
+        self.ready.discard(task_id)
+        self.latest[task_id] = max(lease.epoch, self.latest.get(task_id, 0))
+        return Claimed(lease)
+
+    def newest(self, one: Claimed) -> bool:
+        """Whether nobody has been given the task since; ask before a call is sent."""
+        return self.latest[one.lease.task_id] == one.lease.epoch
+
+    def succeeded(self, one: Claimed, call: str, *, was_newest: bool) -> None:
+        if not was_newest:
+            raise RuleBrokenError(
+                f"rule 2: {call} of {one.lease.task_id} succeeds with an earlier lease"
+            )
+        if call == "complete":
+            self.completed.setdefault(one.lease.task_id, self.moment)
+            self.moment += 1
+
+
+class JudgedService(LogService):
+    """A log service that notes which records it should not have taken."""
+
+    def __init__(self, ttl_s: float, quota_bytes: int) -> None:
+        super().__init__(ttl_s, quota_bytes)
+        self.wrong: list[str] = []
+
+    def append(self, tries: Tries, raw: bytes, fragments: int) -> None:
+        """See ``LogService.append``."""
+        before = self.state(tries.shard)
+        super().append(tries, raw, fragments)
+        if self.state(tries.shard).last != before.last and before.term != tries.term:
+            self.wrong.append(f"{tries} was taken while term {before.term} led")
+
+
+class ContendedNetwork(SeededNetwork):
+    """A network on which many campaigns take long."""
+
+    def route(self, node: str, kind: str) -> Route:
+        """See ``Network.route``."""
+        if kind == "campaign" and self._is(0.5):
+            return Route((self._dice.random() * SLOW_S,), 0.0)
+        return super().route(node, kind)
+
+
+class SimNode:
+    """One node of the cluster: a disk, and the process that has it open, if one does."""
+
+    def __init__(self, world: ClusterWorld, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.clock = SimClock(world.time)
+        self.disk = SimDisk(world.shards, seeded(f"{world.seed} disk {name}"))
+        self.bodies = [BodyDisk() for _ in range(world.shards)]
+        self.body_bytes_min = world.body_bytes_min[name]
+        self.journal = NodeJournal(world.body_draw)
+        self.process: SimProcess | None = None
+        self.engine: lodeq.Engine | None = None
+        self.replicator: LogReplicator | None = None
+        self.starts = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self.engine is not None and self.process is not None and not self.process.is_dead
+
+    def has_session(self) -> bool:
+        """Whether it is a member of the cluster."""
+        return self.is_open and self.process.look(self.replicator.status).session_s > 0
+
+    def is_behind(self) -> bool:
+        """Whether the log no longer reaches it, so that an operator starts it again."""
+        if not self.is_open:
+            return False
+        shards = self.process.look(self.replicator.status).shards
+        return any(one.behind_floor for one in shards)
+
+    async def start(self) -> None:
+        """A new process on the disk."""
+        world = self.world
+        self.starts += 1
+        process = self.process = SimProcess(world.loop, f"{self.name}{self.starts}")
+        self.engine = self.replicator = None
+
+        async def begin() -> tuple[lodeq.Engine, LogReplicator]:
+            spawner = AsyncioSpawner(process)
+            rng = SeededRng(world.draw.getrandbits(60))
+            self._restore_if_behind()
+            try:
+                opened = self._open(process, rng)
+            except lodeq.RecoveryRefusedError:  # a replica is not repaired
+                self._wipe()
+                opened = self._open(process, rng)
+            log = world.log.client(
+                self.name, waiting=Waiting(spawner, self.clock), request_s=world.request_s
+            )
+            replicator = LogReplicator(
+                log,
+                node=self.name,
+                url=f"http://{self.name}",
+                shards=world.shards,
+                clock=self.clock,
+                rng=rng,
+                options=world.options,
+            )
+            await replicator.prepare(None)
+            engine = await build(
+                opened,
+                clock=self.clock,
+                rng=rng,
+                limits=Limits(history_s=0),
+                compressor=Compressor(None),
+                interval_s=world.interval_s,
+                commit_batch_max=world.batch_max,
+                submit_queue_max=1024,
+                reaper=True,
+                spawner=spawner,
+                replicator=replicator,
+                open_files=self._open_bodies if world.has_bodies else None,
+                sink=partial(self.journal.open, process=process) if world.has_journals else None,
+            )
+            engine._runtime.body_gc.quiet_s = 0.5
+            return engine, replicator
+
+        try:
+            self.engine, self.replicator = await process.ask(begin)
+        except (lodeq.LodeqError, GoneError):
+            process.die()  # tried again later
+
+    def _open(self, process: SimProcess, rng: SeededRng) -> Any:
+        return self.disk.open(
+            process,
+            durability=self.world.durability,
+            rng=rng,
+            now_ms=self.clock.wall_us() // 1000,
+            is_replica=True,
+        )
+
+    def _open_bodies(self, core: Any, shard: Any) -> None:
+        files: Any = SimBodyFiles(self.bodies[shard.index], shard.store, file_bytes=3000)
+        raw = shard.store.get(BODY_FILES)
+        bodies = Bodies(files, 0 if raw is None else decode_files(raw))
+        use_bodies(core, shard, bodies, self.body_bytes_min)
+
+    def _wipe(self) -> None:
+        self.bodies = [BodyDisk() for _ in range(self.world.shards)]
+        self.journal.is_whole = False
+        self.disk = SimDisk(
+            self.world.shards, seeded(f"{self.world.seed} {self.name} {self.starts}")
+        )
+        self._restore_if_behind()
+
+    def _restore_if_behind(self) -> None:
+        """Take the newest checkpoint where the log has no more what follows, as ``bootstrap``."""
+        world = self.world
+        floors = [state.floor for state in world.log.service.states()] or [1] * world.shards
+        applied = [_applied(platter) for platter in self.disk.platters]
+        if all(have + 1 >= floor for have, floor in zip(applied, floors, strict=True)):
+            return
+        for positions, platters, bodies in reversed(world.checkpoints):
+            if all(have + 1 >= floor for have, floor in zip(positions, floors, strict=True)):
+                self.disk.platters = copy.deepcopy(platters)
+                self.bodies = [one.copy() for one in bodies]
+                self.journal.is_whole = False
+                return
+        raise RuleBrokenError(f"no checkpoint reaches the floors {floors}")
+
+    def stop(self, *, has_power: bool) -> None:
+        """End the process, by a kill or with the power."""
+        if self.process is not None:
+            self.process.die()
+        self.journal.crash(has_power=has_power)
+        self.engine = self.replicator = None
+        if has_power:
+            self.disk.kill()
+            for one in self.bodies:
+                one.harden()  # as the next open does
+        else:
+            self.disk.cut_power()
+            for one in self.bodies:
+                one.cut_power(self.world.body_draw)
+
+    def checkpoint(self) -> tuple[tuple[int, ...], Any, list[BodyDisk]]:
+        """A copy of everything written, as of one moment."""
+        platters = copy.deepcopy(self.disk.platters)
+        for platter in platters:
+            platter.harden(len(platter.loose))
+            platter.mark = None if platter.mark is None else platter.mark
+        bodies = [one.copy() for one in self.bodies]
+        return tuple(_applied(platter) for platter in platters), platters, bodies
+
+
+def _applied(platter: Any) -> int:
+    from lodeq.engine.records.keyspace import APPLIED
+    from lodeq.engine.records.rows import decode_applied
+
+    raw = dict(platter.rows).get(APPLIED)
+    for batch in platter.loose:
+        raw = dict(batch).get(APPLIED, raw)
+    return 0 if raw is None else decode_applied(raw).index
+
+
+class ClusterWorld:
+    """Runs one seed.
+
+    Args:
+        seed: draws everything.
+        is_contended: see the module; None: every fourth seed.
+    """
+
+    def __init__(self, seed: int, *, is_contended: bool | None = None) -> None:
+        self.seed = seed
+        self.is_contended = seed % 4 == 3 if is_contended is None else is_contended
+        self.request_s = SLOW_S + 1 if self.is_contended else 0.5
+        self.draw = draw = random.Random(f"{seed} cluster")
+        self.time = SimTime()
+        order = draw.choice(("random", "random", "fifo"))
+        self.loop = SimLoop(self.time, seeded(f"{seed} loop"), order=order)
+        self.clock = SimClock(self.time)
+        self.shards = draw.choice((1, 1, 2))
+        self.durability = draw.choice(("nosync", "fsync"))
+        self.interval_s = draw.choice((0.05, 0.3))
+        self.batch_max = draw.choice((1, 4, 64))
+        network = ContendedNetwork if self.is_contended else SeededNetwork
+        self.network = network(seeded(f"{seed} network"), self._rates())
+        self.options = LogOptions(
+            poll_s=draw.choice((0.5, 2.0)),
+            balance_s=draw.choice((None, 3.0)),
+            truncate_s=2.0,
+            copies_min=1,
+            entries_max=draw.choice((50, 1_000_000)),
+            merge_bytes_max=draw.choice((200, 256 << 10)),
+        )
+        self.record_bytes_max = draw.choice((400, 1 << 20))
+        # Drawn apart, so that worlds without bodies are what they were.
+        self.body_draw = draw = random.Random(f"{seed} bodies")
+        self.has_bodies = draw.random() < 0.5
+        self.has_journals = draw.random() < 0.5
+        self.body_bytes_min = {name: draw.choice((1, 200, 1000, 1 << 30)) for name in NAMES}
+        self.judge = Judge()
+        self.checkpoints: list[tuple[tuple[int, ...], Any, list[BodyDisk]]] = []
+        self.faults = 0
+        self.log: MemoryLog
+        self.nodes: list[SimNode] = []
+
+    def _rates(self) -> Rates:
+        draw = self.draw
+        if draw.random() < 0.3:
+            return Rates(0, 0, 0, 0, 0, 0, 0)
+        return Rates(delay_s_max=draw.choice((0.05, 0.5, 2.0)))
+
+    # -- clients ---------------------------------------------------------------------------
+
+    def pick(self) -> SimNode | None:
+        found = [node for node in self.nodes if node.is_open]
+        return self.draw.choice(found) if found else None
+
+    async def produce(self) -> None:
+        draw, node = self.draw, self.pick()
+        if node is None:
+            return
+        key = f"k{draw.randrange(30)}" if draw.random() < 0.3 else None
+        payload = draw.randbytes(draw.choice((10, 10, 300, 2000)))
+        engine, process = node.engine, node.process
+        try:
+            receipt = await process.ask(
+                lambda: engine.queue(QUEUE, retention=86_400, max_attempts=1000).enqueue(
+                    payload, dedup_key=key, dedup_window=86_400 if key else None
+                )
+            )
+        except lodeq.NotLeaderError:
+            self.judge.refused.add(payload)
+            return
+        except (*UNSURE, *REFUSED):
+            return
+        self.judge.enqueued(receipt, key, payload)
+
+    async def work(self) -> None:
+        draw, node, judge = self.draw, self.pick(), self.judge
+        if node is None:
+            return
+        engine, process, began = node.engine, node.process, self.clock.mono()
+        before = set(judge.ready)
+        is_alone, judge.in_flight = judge.in_flight == 0, judge.in_flight + 1
+        serial, moment = judge.claims, judge.moment
+        try:
+            leases = await process.ask(
+                lambda: engine.queue(QUEUE).claim(limit=draw.choice((1, 3)), lease=LEASE_S)
+            )
+        except (*UNSURE, *REFUSED):
+            judge.blind_until = self.clock.mono() + 3 * LEASE_S
+            judge.ready.clear()  # any of them may be leased to nobody
+            return
+        finally:
+            judge.in_flight -= 1
+        if not leases and self.shards == 1 and is_alone and serial == judge.claims:
+            left = before & judge.ready
+            if left and began > judge.blind_until:
+                raise RuleBrokenError(
+                    f"rule 4: {process.name} found nothing, and there was {min(left)}"
+                )
+        held = [judge.claimed(lease, moment) for lease in leases]
+        await self.settle(process, held)
+
+    async def settle(self, process: SimProcess, held: list[Claimed]) -> None:
+        """Hold the leases for a while, and end them."""
+        draw = self.draw
+        for one in held:
+            while draw.random() < 0.4:
+                await asyncio.sleep(draw.random() * 2)
+                if not await self.call(process, one, "heartbeat"):
+                    break
+            if draw.random() < 0.3:
+                await asyncio.sleep(draw.random() * 6)
+            if not one.is_over:
+                await self.call(
+                    process, one, draw.choice(("complete", "complete", "nack", "release"))
+                )
+
+    async def call(self, process: SimProcess, one: Claimed, name: str) -> bool:
+        """One call with a lease; whether it succeeded."""
+        judge, lease = self.judge, one.lease
+        was_newest = judge.newest(one)
+        given = {"delay": 0} if name == "nack" else {}
+        try:
+            await process.ask(lambda: getattr(lease, name)(**given))
+        except UNSURE:
+            one.is_over = True
+            judge.unsure.add(lease.task_id)
+            return False
+        except lodeq.NotLeaderError:
+            return False
+        except (lodeq.LeaseLostError, *REFUSED):
+            one.is_over = True
+            return False
+        judge.succeeded(one, name, was_newest=was_newest)
+        one.is_over = name != "heartbeat"
+        return True
+
+    async def often(self, one: Any, pause_s: float) -> None:
+        while True:
+            await one()
+            await asyncio.sleep(self.draw.random() * pause_s)
+
+    # -- faults ----------------------------------------------------------------------------
+
+    async def fault(self) -> None:
+        """One fault, for a while."""
+        draw = self.draw
+        node = draw.choice(self.nodes)
+        kind = draw.choice(KINDS_CONTENDED if self.is_contended else KINDS)
+        self.faults += 1
+        lasts_s = draw.choice((0.2, 1.0, 4.0, 8.0)) * draw.random()
+        process = node.process
+        if kind in ("kill", "power"):
+            node.stop(has_power=kind == "kill")
+            await asyncio.sleep(lasts_s)
+            await node.start()
+        elif kind == "freeze" and process is not None:
+            process.freeze()
+            await asyncio.sleep(lasts_s)
+            process.thaw()
+        elif kind == "split":
+            self.network.splits.add(node.name)
+            await asyncio.sleep(lasts_s)
+            self.network.splits.discard(node.name)
+        elif kind == "quorum":
+            self.network.has_quorum = False
+            await asyncio.sleep(lasts_s)
+            self.network.has_quorum = True
+        elif kind == "expire":
+            self.log.expire(node.name)
+        elif kind == "checkpoint" and node.is_open:
+            await self.publish(node)
+        elif kind == "hand over" and node.is_open:
+            replicator, shard = node.replicator, draw.randrange(self.shards)
+            try:
+                await node.process.ask(lambda: replicator.hand_over(shard))
+            except lodeq.LodeqError:
+                pass
+
+    async def publish(self, node: SimNode) -> None:
+        """Take a checkpoint, and tell of it."""
+        positions, platters, bodies = node.checkpoint()
+        found = Checkpoint(node.name, f"sim:{node.name}", "", positions)
+        replicator = node.replicator
+        self.checkpoints.append((positions, platters, bodies))
+        try:
+            await node.process.ask(lambda: replicator.publish(found))
+        except lodeq.LodeqError:
+            pass
+
+    # -- the run ---------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """All of it. Raises what is wrong."""
+        try:
+            with (
+                patch.object(dedup_filter, "FILTER_BYTES", FILTER_BYTES),
+                patch("lodeq.replication.replicator.SESSION_LOOK_S", LOOK_S),
+            ):
+                self.loop.run(self.main())
+        finally:
+            for node in self.nodes:
+                if node.process is not None:
+                    node.process.die()
+            self.loop.close()
+        if self.loop.complaints:
+            raise RuleBrokenError(f"complaints: {self.loop.complaints[:5]}")
+
+    async def main(self) -> None:
+        draw = self.draw
+        self.log = MemoryLog(
+            AsyncioSpawner(self.loop),
+            self.clock,
+            ttl_s=3.0,
+            network=self.network,
+            record_bytes_max=self.record_bytes_max,
+        )
+        service = self.log.service
+        self.service = self.log.service = JudgedService(service.ttl_s, service.quota_bytes)
+        self.nodes = [SimNode(self, name) for name in NAMES]
+        for node in self.nodes:
+            await node.start()
+        busy = [
+            asyncio.ensure_future(self.often(one, pause_s))
+            for one, pause_s in (
+                *[(self.produce, 0.3)] * 2,
+                *[(self.work, 0.3)] * 3,
+                (self.fault, 1.0 if self.is_contended else 3.0),
+            )
+        ]
+        await asyncio.wait(busy, timeout=draw.choice((10.0, 25.0)), return_when="FIRST_EXCEPTION")
+        for one in busy:
+            one.cancel()
+        for answer in await asyncio.gather(*busy, return_exceptions=True):
+            if isinstance(answer, Exception):
+                raise answer
+        await self.heal()
+        await self.drain()
+        await self.compare()
+
+    async def heal(self) -> None:
+        """Nothing is wrong any more."""
+        self.network.is_calm = self.network.has_quorum = True
+        self.network.splits.clear()
+        for node in self.nodes:
+            if node.process is not None:
+                node.process.thaw()
+        for _ in range(60):
+            for node in self.nodes:
+                if not node.is_open or node.is_behind():
+                    node.stop(has_power=True)
+                    await node.start()
+            await asyncio.sleep(1)
+            is_well = all(node.is_open and not node.is_behind() for node in self.nodes)
+            if self.leaders() is not None and is_well:
+                return
+        raise RuleBrokenError(f"no leaders after a minute: {[n.is_open for n in self.nodes]}")
+
+    def leaders(self) -> list[SimNode] | None:
+        """Who serves each shard; None if one is not served."""
+        found = []
+        for shard in range(self.shards):
+            here = [n for n in self.nodes if n.is_open and _role(n, shard) == "leading"]
+            if len(here) != 1:
+                return None
+            found += here
+        return found
+
+    async def drain(self) -> None:
+        """Complete what is left; then every acknowledged task has ended."""
+        idle = 0
+        for _ in range(300):
+            found = 0
+            for node in self.leaders() or ():
+                engine, process = node.engine, node.process
+                try:
+                    moment = self.judge.moment
+                    leases = await process.ask(lambda e=engine: e.queue(QUEUE).claim(limit=64))
+                    for lease in leases:
+                        one = self.judge.claimed(lease, moment)
+                        found += await self.call(process, one, "complete")
+                except (*UNSURE, *REFUSED):
+                    found += 1
+            idle = 0 if found else idle + 1
+            if idle > IDLE_MAX:
+                break
+            await asyncio.sleep(2)
+        else:
+            raise RuleBrokenError("it does not end")
+        for task_id in self.judge.acknowledged:
+            await self.check_ended(task_id)
+
+    async def check_ended(self, task_id: lodeq.TaskId) -> None:
+        for node in self.leaders() or ():
+            engine = node.engine
+            result = await node.process.ask(lambda e=engine: e.result(task_id))
+            if result is not None:
+                if result.status != "completed":
+                    raise RuleBrokenError(f"rule 1: {task_id} is {result.status}")
+                return
+        raise RuleBrokenError(f"rule 1: {task_id} was acknowledged and is lost")
+
+    async def compare(self) -> None:
+        """All nodes have the same rows, and the log has no gap."""
+        for _ in range(40):
+            await asyncio.sleep(1)
+            for node in self.nodes:
+                if node.is_behind():  # since before all was healed, and it has noticed late
+                    node.stop(has_power=True)
+                    await node.start()
+            tails = [state.last for state in self.log.service.states()]
+            if all(node.has_session() and self.positions(node) == tails for node in self.nodes):
+                break
+        else:
+            raise RuleBrokenError(f"behind {tails}: {[self.positions(n) for n in self.nodes]}")
+        first, *others = [self.rows(node) for node in self.nodes]
+        for other in others:
+            if other != first:
+                raise RuleBrokenError(f"rows differ: {_difference(first, other)}")
+        for node in self.nodes:
+            engine = node.engine
+            report = await node.process.ask(lambda e=engine: e.verify())
+            if not report.ok:
+                raise RuleBrokenError(f"{node.name}: {report.findings[:3]}")
+            if problems := node.process.look(node.replicator.problems):
+                raise RuleBrokenError(f"{node.name}: {problems}")
+        await self.compare_journals()
+        self.check_log()
+
+    def positions(self, node: SimNode) -> list[int]:
+        return [one.applied for one in node.process.look(node.replicator.status).shards]
+
+    def rows(self, node: SimNode) -> list[dict[bytes, bytes]]:
+        found = []
+        for shard in node.engine._core.shards:
+            pairs = dict(shard.store.scan(b"", b"\xff", 1 << 30))
+            found.append(whole_pairs(pairs, shard.whole_record))
+        return found
+
+    async def compare_journals(self) -> None:
+        """All journals have the same events, by shard and commit."""
+        for _ in range(40):
+            if not any(self.has_events(node) for node in self.nodes):
+                break
+            await asyncio.sleep(1)
+        else:
+            raise RuleBrokenError("events are left in a store")
+        found = [node.journal.commits() for node in self.nodes]
+        every = {at: raw for commits in found for at, raw in commits.items()}
+        for node, commits in zip(self.nodes, found, strict=True):
+            if any(every[at] != raw for at, raw in commits.items()):
+                raise RuleBrokenError(f"{node.name} has other events of a commit")
+            if node.journal.is_whole and len(commits) != len(every):
+                missing = sorted(every.keys() - commits.keys())
+                raise RuleBrokenError(f"{node.name} has not had the events of {missing[:5]}")
+        if self.has_journals and not every:
+            raise RuleBrokenError("no journal has any event")
+
+    def has_events(self, node: SimNode) -> bool:
+        shards = node.engine._core.shards
+        return any(shard.store.scan(EVENTS, EVENTS_END, 1) for shard in shards)
+
+    def check_log(self) -> None:
+        """Records tile the log without gaps, in terms that never fall, each in its own."""
+        if self.service.wrong:
+            raise RuleBrokenError(f"not fenced: {self.service.wrong[:3]}")
+        for shard, state in enumerate(self.log.service.states()):
+            at, term = state.floor, 0
+            records = self.log.service.read(shard, state.floor - 1, 1 << 40)
+            for stored in records:
+                if stored.fragments:
+                    first, its_term = stored.last, term  # its head says no more
+                    at = max(at, stored.last + 1)
+                    continue
+                record = decode_record(stored.raw)
+                first, its_term = record.first, record.term
+                if first > at or its_term < term:
+                    raise RuleBrokenError(
+                        f"shard {shard}: entry {at} is followed by {first}, term {its_term}"
+                    )
+                at, term = record.last + 1, its_term
+            if at != state.last + 1:
+                raise RuleBrokenError(
+                    f"shard {shard}: the log ends at {at - 1}, not at {state.last}"
+                )
+
+
+def _role(node: SimNode, shard: int) -> str:
+    return node.process.look(node.replicator.status).shards[shard].role
+
+
+def _difference(one: list[dict[bytes, bytes]], two: list[dict[bytes, bytes]]) -> str:
+    for shard, (a, b) in enumerate(zip(one, two, strict=True)):
+        for key in sorted({*a, *b}):
+            if a.get(key) != b.get(key):
+                return f"shard {shard} {key!r}: {a.get(key)!r} and {b.get(key)!r}"
+    return "nothing"

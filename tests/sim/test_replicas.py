@@ -1,0 +1,164 @@
+"""Simulated clusters keep their promises; the bugs that replication layers have are found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sim.planted import Bug, plant
+from sim.replicas import ClusterWorld
+
+SEEDS = min(1000, int(os.environ.get("LODEQ_SIM_SEEDS", "150")))
+FIRST = int(os.environ.get("LODEQ_SIM_FIRST", "0"))
+TESTS = Path(__file__).resolve().parent.parent
+SHARD = "replication/shard_replica.py"
+BUGS = [
+    Bug(
+        "the log is truncated beyond what checkpoints reach",
+        [
+            (
+                "replication/truncation.py",
+                "    return max(state.floor, min(restorable, kept))",
+                "    return max(state.floor, kept)",
+            )
+        ],
+    ),
+    Bug(
+        "fragments are put together in another order",
+        [
+            (
+                "replication/fragments.py",
+                '    raw = b"".join(fragments)',
+                '    raw = b"".join(reversed(fragments))',
+            )
+        ],
+    ),
+    Bug(
+        "a follower skips the first entry of what it is given",
+        [
+            (
+                SHARD,
+                "            for piece in _pieces(entries):\n",
+                "            for piece in _pieces(entries[len(entries) > 1 :]):\n",
+            )
+        ],
+    ),
+    Bug(
+        "an append without an answer is sent again as another one",
+        [
+            (
+                "replication/proposals.py",
+                "            await self._node.log.append(record)\n",
+                """            try:
+                await self._node.log.append(record)
+            except LodeqError as error:
+                if isinstance(error, FencedError):
+                    raise
+                await self._node.log.append(record._replace(nonce=bytes(16)))
+""",
+            )
+        ],
+    ),
+    Bug(
+        "rows are written before their payloads are durable",
+        [
+            (
+                "coalescer/replicated.py",
+                "        if not group.has_bodies or self.body_barrier is None:\n",
+                "        if group is not None:\n",
+            )
+        ],
+    ),
+    Bug(
+        "events are published of what is only proposed",
+        [
+            (
+                "coalescer/event_buffer.py",
+                "        if not self.is_replica:\n",
+                "        if self.rows is not None:\n",
+            )
+        ],
+    ),
+]
+
+CONTENDED_BUGS = [
+    Bug(
+        "an append is not fenced by its term",
+        [
+            (
+                "replication/memory/service.py",
+                "(leader.term, shard.tail) == (tries.term, tries.first - 1)",
+                "shard.tail == tries.first - 1",
+            )
+        ],
+    ),
+    Bug(
+        "a leader serves before it has read to the end",
+        [
+            (
+                SHARD,
+                "        while self.delivered < won.last:\n",
+                "        while False:\n",
+            )
+        ],
+    ),
+]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_nothing_acknowledged_is_lost_and_nothing_happens_twice():
+    acknowledged = faults = 0
+    for seed in range(FIRST, FIRST + SEEDS):
+        world = ClusterWorld(seed)
+        try:
+            world.run()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+        acknowledged += len(world.judge.acknowledged)
+        faults += world.faults
+    assert acknowledged > 10 * SEEDS
+    assert faults > 3 * SEEDS
+
+
+HUNT = """
+import sys
+from sim.replicas import ClusterWorld, RuleBrokenError
+for seed in range(int(sys.argv[1])):
+    try:
+        ClusterWorld(seed, is_contended=sys.argv[2] == "contended").run()
+    except RuleBrokenError as error:  # anything else is no find
+        print("seed", seed, str(error)[:200])
+        break
+"""
+
+
+def named(bug: Bug) -> str:
+    return bug.name.replace(" ", "-")
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=named)
+def test_a_planted_bug_is_found(bug, tmp_path):
+    assert_found(bug, tmp_path, 200, "calm")
+
+
+@pytest.mark.parametrize("bug", CONTENDED_BUGS, ids=named)
+def test_a_planted_bug_is_found_where_leaders_change_all_the_time(bug, tmp_path):
+    assert_found(bug, tmp_path, 2000, "contended")
+
+
+def assert_found(bug, tmp_path, seeds: int, kind: str) -> None:
+    plant(bug, tmp_path)
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore::RuntimeWarning", "-c", HUNT, str(seeds), kind],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(TESTS)])},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    assert "seed" in told.stdout, told.stdout + told.stderr[-2000:]
