@@ -4,17 +4,20 @@ PYTHON ?= python3
 BIN := .venv/bin
 TOOLS := .venv/tools/bin
 ARGS ?=
+SCALE ?= 0.3
+DIR ?= build/bench-stores
 SPREAD ?= --numprocesses auto --dist worksteal  # SPREAD= runs the tests in one process
 # What a run without ARGS has to pass at least: nothing passes by running nothing.
-TESTS_MIN ?= 7100
-REST_MIN ?= 1130
+TESTS_MIN ?= 12000
+REST_MIN ?= 3000
 COMPILED_MIN ?= 5500
 COMPILED_TESTS := tests/unit tests/behaviour tests/conformance tests/sim/test_sim.py
 export PYTHONDONTWRITEBYTECODE :=  # tests start hundreds of processes; each would compile it all anew
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark test test-all test-compiled check lint types contracts bench bench-full bench-compiled bench-peers \
-  clean dist docs sim planted crash power kill-points faults rot model fuzz soak ledger twins house code-map coverage lock audit sbom
+.PHONY: help demo demo-spark test test-all test-compiled check lint types contracts bench bench-full bench-hard bench-hard-docs bench-compiled bench-peers \
+  bench-faces bench-searches bench-jobs-docs bench-cluster \
+  clean dist wheels docs sim planted crash power kill-points faults rot model fuzz soak storm ledger twins house code-map coverage lock audit sbom
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +66,17 @@ bench: .venv/.bench ## Benchmarks, in minutes
 bench-full: .venv/.bench ## All benchmarks at length; writes docs/benchmarks.md
 	$(BIN)/python bench/run.py --docs $(ARGS)
 
+# SCALE=0.3 takes some ten minutes; HARD=compiled measures that build. A store of ten million tasks is
+# used where DIR has one (SCALE=1 makes it).
+bench-hard: .venv/.peers $(if $(HARD),.venv/$(HARD)/.stamp) ## The hard loads in one table: bursts, backlogs, many processes
+	$(BIN)/python -c 'import sys; sys.path.insert(0, "bench"); from peers import programs; \
+	  print(programs.fetch(["redis-server", "beanstalkd"]) or "servers to compare with: there")'
+	mkdir -p $(DIR)
+	$(if $(HARD),.venv/$(HARD)/bin,$(BIN))/python bench/run.py --hard --scale $(SCALE) --dir $(DIR) $(ARGS)
+
+bench-hard-docs: .venv/.stamp ## Write docs/benchmarks-hard.md from what bench-hard has kept
+	$(BIN)/python bench/hard.py --docs docs/benchmarks-hard.md build/bench-hard/*.json
+
 bench-compiled: .venv/.bench .venv/compiled/.stamp ## Cycles of the compiled build, on asyncio and on uvloop
 	.venv/compiled/bin/python bench/run.py --only cycles --json build/bench-compiled.json $(ARGS)
 	.venv/compiled/bin/python bench/run.py --only cycles --only original --loop uvloop \
@@ -71,6 +85,23 @@ bench-compiled: .venv/.bench .venv/compiled/.stamp ## Cycles of the compiled bui
 
 bench-peers: .venv/.peers ## The same cycles through other queues, servers on loopback included
 	$(BIN)/python bench/run.py --only peers --json build/bench-peers.json --docs $(ARGS)
+
+bench-faces: .venv/.stamp ## Faces beside the commit before: BEFORE=PATH (git worktree add PATH ad17f8cf)
+	$(BIN)/python bench/faces_before.py $(if $(BEFORE),--before $(BEFORE)) $(ARGS)
+
+bench-searches: .venv/.bench ## Finished jobs, all kept: disk, memory, five filters (SCALE=1: ten million)
+	$(BIN)/python bench/run.py --only searches --repeats 1 --scale $(SCALE) \
+	  --json build/bench-jobs/searches.json $(ARGS)
+
+bench-cluster: .venv/.bench ## Several nodes over etcd: cycles, failover, moves; writes docs/benchmarks-cluster.md
+	$(BIN)/python bench/run.py --only replicated --scale $(SCALE) --json build/bench-cluster/replicated.json $(ARGS)
+	$(BIN)/python bench/run.py --only log-groups --scale $(SCALE) --json build/bench-cluster/log-groups.json $(ARGS)
+	$(BIN)/python bench/run.py --only moves --scale $(SCALE) --json build/bench-cluster/moves.json $(ARGS)
+	$(BIN)/python bench/run.py --only processes --scale $(SCALE) --json build/bench-cluster/processes.json $(ARGS)
+	$(BIN)/python bench/cluster.py docs/benchmarks-cluster.md build/bench-cluster/*.json
+
+bench-jobs-docs: .venv/.stamp ## Write docs/benchmarks-jobs.md from what both have kept
+	$(BIN)/python bench/jobs.py docs/benchmarks-jobs.md build/bench-jobs/*.json
 
 sim: .venv/.stamp ## Simulate: SEED=17 repeats one world, SEEDS=2000 runs that many more
 	$(BIN)/python tests/sim/run.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000)) $(ARGS)
@@ -102,6 +133,9 @@ fuzz: .venv/.stamp ## Ten million damaged inputs for every decoder
 soak: .venv/.stamp ## Mixed load for HOURS=2
 	$(BIN)/python tests/soak/run.py --hours $(or $(HOURS),2) $(ARGS)
 
+storm: .venv/.stamp ## Kills, freezes and moves over three nodes and an etcd, judged: MINUTES=10
+	$(BIN)/python tests/cluster/storm.py --minutes $(or $(MINUTES),10) $(ARGS)
+
 ledger: .venv/.stamp ## Add up what the long gates (crash to soak) have run; writes docs/proof-ledger.md
 	$(BIN)/python tests/ledger.py
 
@@ -131,9 +165,12 @@ sbom: .venv/tools/.stamp ## Write what a release brings along, as CycloneDX
 	$(TOOLS)/cyclonedx-py requirements --pyproject pyproject.toml --mc-type library \
 	  --output-reproducible --of JSON -o dist/sbom.json requirements/runtime.txt
 
-dist: .venv/.stamp ## Build the sdist and, from it, the wheel
+dist: .venv/.stamp ## Build the sdist and, from it, the wheel of sources alone
 	rm -rf build dist
 	$(BIN)/python -m build
+
+wheels: .venv/.stamp ## Build and try the sdist, and from it compiled wheels, one for each Python found
+	$(BIN)/python tests/wheels.py $(ARGS)
 
 docs: .venv/.stamp ## Build the site into build/site; any warning fails it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)

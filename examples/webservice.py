@@ -61,13 +61,15 @@ async def look(task: str, wait: float = 0) -> dict[str, Any]:
     try:
         result = await jobs.engine.result(task, wait=min(max(wait, 0), 30))
         waiting = None if result is not None else await jobs.engine.get(task)
+    except lodeq.TaskNotFoundError as error:
+        if error.state:  # it has ended, and its result is no longer kept
+            return {"status": error.state, "value": None, "error": error.reason}
+        raise HTTPException(404, "no such text") from error
     except lodeq.UsageError as error:
         raise HTTPException(422, str(error)) from error
     if result is not None:
         return {"status": result.status, "value": result.value, "error": result.error}
-    if waiting is None:
-        raise HTTPException(404, "no such text")
-    return {"status": waiting.state}
+    return {"status": "unknown" if waiting is None else waiting.state}
 
 
 @web.get("/health")
