@@ -233,20 +233,37 @@ async def test_rows_of_ended_tasks_are_read_and_decoded_beside_the_loop(engine, 
     assert threading.get_ident() not in threads["scan"] | threads["decode"]
 
 
-async def test_a_close_in_the_middle_of_a_search_ends_it_and_lets_the_store_go(tmp_path):
-    async with lodeq.open(tmp_path / "jobs", limits=lodeq.Limits(history_s=3600)) as engine:
-        mail = engine.queue("mail")
-        await enqueue(mail, 5000, function="send")
-        while leases := await mail.claim(limit=1000):
-            await engine.complete_many([(lease, None) for lease in leases])
-        searches = [
-            asyncio.create_task(engine.count(TaskFilter(state="completed", text="nothing")))
-            for _ in range(4)
-        ]
-        for _ in range(20):
-            await asyncio.sleep(0)
+async def test_a_close_in_the_middle_of_a_search_ends_it_and_lets_the_store_go(
+    tmp_path, monkeypatch
+):
+    """The searches are held in their thread until the engine is closing."""
+    reads, goes_on = threading.Event(), threading.Event()
+    scan = RocksStore.scan_part
+
+    def held_scan(self, lower, upper, limit):
+        reads.set()
+        assert goes_on.wait(60)
+        return scan(self, lower, upper, limit)
+
+    engine = await lodeq.open(tmp_path / "jobs", limits=lodeq.Limits(history_s=3600))
+    mail = engine.queue("mail")
+    await enqueue(mail, 5000, function="send")
+    while leases := await mail.claim(limit=1000):
+        await engine.complete_many([(lease, None) for lease in leases])
+    monkeypatch.setattr(RocksStore, "scan_part", held_scan)
+    searches = [
+        asyncio.create_task(engine.count(TaskFilter(state="completed", text="nothing")))
+        for _ in range(4)
+    ]
+    assert await asyncio.to_thread(reads.wait, 60)
+    closing = asyncio.create_task(engine.close())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert "closed" in repr(engine)
+    goes_on.set()
     for search in searches:
         with pytest.raises(lodeq.ClosedError):
             await search
+    await closing
     async with lodeq.open(tmp_path / "jobs") as engine:  # nothing of them holds its lock
         assert (await engine.count(TaskFilter(state="completed"))).count == 5000

@@ -24,6 +24,7 @@ BACKOFF = lodeq.Backoff("fixed", base=0.01)
 KEYS = 24
 READY_MAX = 150
 SHORT_S, LONG_S = 0.03, 600.0
+LIFE_S_MAX = 600.0  # nobody came to kill it
 ROLL = lodeq.journal.Roll(records=20)  # of the lifecycle journal: its files are left, too
 EXPECTED = (lodeq.LeaseLostError, lodeq.TaskNotFoundError, lodeq.DuplicateTaskError)
 
@@ -192,7 +193,7 @@ class Load:
 
     async def run(self) -> None:
         doing = [self.producer() for _ in range(3)] + [self.worker() for _ in range(5)]
-        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(LIFE_S_MAX), asyncio.TaskGroup() as group:
             for one in (*doing, self.fickle(), self.operator()):
                 group.create_task(one)
 

@@ -12,9 +12,10 @@ from crash.nursery import Nursery
 from lodeq.testing import BrokenError, History
 
 ROUND_CYCLES = 25
-WORK_S_MAX = 0.06
+WORK_OPS_MAX = 60  # acknowledged before a kill
 OPEN_S_MAX = 0.05
-LIFE_S_MAX = 120.0  # of a child that should have told something long ago
+KILL_S_MAX = 0.005
+SILENCE_S_MAX = 120.0  # of a child: it hangs
 
 
 class Round:
@@ -49,26 +50,34 @@ class Round:
         )
 
     def cycle(self) -> None:
-        """Open, look, work, kill. One in eight does not live to look."""
-        history = self.history
+        """Open, look, work, kill. One in eight does not live to look.
+
+        The others die a moment after so many operations, however long those took.
+        """
+        draw, history = self.random, self.history
         child = self.start()
-        looked = history.found
-        until = time.monotonic() + LIFE_S_MAX
-        if self.random.random() < 0.125:
-            until = time.monotonic() + self.random.random() * OPEN_S_MAX
-            looked = -1
+        looked, acked, wanted = history.found, history.acked, draw.randrange(WORK_OPS_MAX)
+        is_doomed = draw.random() < 0.125
+        patience = draw.random() * OPEN_S_MAX if is_doomed else SILENCE_S_MAX
+        until = time.monotonic() + patience
         while not child.is_over and time.monotonic() < until:
             for record in child.read(until):
                 history.take(record)
-            if history.found == looked + 1:
-                until = time.monotonic() + self.random.random() * WORK_S_MAX
-                looked = -1
+                if not is_doomed:
+                    until = time.monotonic() + SILENCE_S_MAX
+            if history.found == looked:
+                acked = history.acked
+            elif not is_doomed and history.acked >= acked + wanted:
+                is_doomed = True
+                until = time.monotonic() + draw.random() * KILL_S_MAX
         status = self.nursery.kill(child)
         for record in child.rest():
             history.take(record)
         history.killed()
         if status != -signal.SIGKILL:
             raise BrokenError(f"a child ended by itself, with {status}")
+        if not is_doomed:
+            raise BrokenError(f"a child was silent for {SILENCE_S_MAX:.0f} s")
 
     def run(self, cycles: int) -> None:
         """All of it; what is wrong is told with the cycle."""

@@ -95,6 +95,7 @@ def test_what_is_wrong_is_said(
         read.load(str(store)).count()
 
 
+@pytest.mark.smoke
 def test_a_stream_goes_on_where_it_ended(spark: SparkSession, tmp_path: Path) -> None:
     store = make_store(tmp_path / "store")
     options = {"maxRowsPerTrigger": 30, "tailer": "spark", "rowsPerPartition": 10}

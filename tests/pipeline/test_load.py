@@ -48,6 +48,7 @@ def taken_in(store: Path) -> dict[str, list[lodeq.Lease]]:
     return asyncio.run(live())
 
 
+@pytest.mark.smoke
 def test_a_load_is_what_an_enqueue_would_have_made(spark: SparkSession, store: Path) -> None:
     assert load_tasks(many(spark, 1000), store, job="load-1") is True
     assert load_tasks(many(spark, 1000), store, job="load-1") is False

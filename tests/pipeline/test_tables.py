@@ -94,6 +94,7 @@ def test_columns_and_their_order_are_the_users(spark: SparkSession, store: Path)
     assert some.load(str(store)).where("outcome = 'completed'").count() == 8
 
 
+@pytest.mark.smoke
 def test_the_folder_itself_is_read_as_it_is_now(spark: SparkSession, store: Path) -> None:
     now = spark.read.format("lodeq").option("columns", "queue").load(str(store))
     assert now.where("queue = 'new'").count() == 1

@@ -31,21 +31,6 @@ def test_every_compiled_module_exists(compiled):
     assert [path for path in compiled if not path.is_file()] == []
 
 
-def test_no_function_falls_out_of_the_compiled_set(compiled):
-    """After a move a module is easily forgotten in `setup.py`: its functions are named here.
-
-    A function that is renamed, deleted or meant to be interpreted leaves the list in that change.
-    """
-    page = Path(__file__).with_name("compiled_functions.txt").read_text("utf-8")
-    covered = {
-        node.name
-        for path in compiled
-        for node in nodes_of(path)
-        if isinstance(node, ast.FunctionDef)
-    }
-    assert sorted(set(page.split()) - covered) == []
-
-
 def test_no_coroutine_or_generator_is_compiled(compiled):
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"

@@ -181,6 +181,7 @@ def check_picture(seen, size, scheme):
     assert (seen["brightness"] < 0.2) == (scheme == "dark")
 
 
+@pytest.mark.smoke
 async def test_an_update_comes_without_a_reload(engine, opened):
     page = await opened("/")
     await is_live(page)
@@ -238,6 +239,7 @@ async def test_opened_details_stay_open(engine, opened):
     assert await page.is_visible('li[data-key="gamma"]')
 
 
+@pytest.mark.smoke
 async def test_a_task_is_seen_to_end(engine, opened):
     queue = engine.queue("thumbnails")
     receipt = await queue.enqueue(b"x")
