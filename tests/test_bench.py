@@ -251,6 +251,7 @@ def test_what_keeps_all_finished_jobs_is_asked_for(tmp_path: Path) -> None:
     assert report["memory_highest"] >= report["memory_opened"] > report["memory_before_open"]
 
 
+@pytest.mark.slow
 def test_the_model_of_larger_clusters_is_made_of_what_was_measured(tmp_path: Path) -> None:
     def row(through: str, nodes_us: float, rate: float, **more: float) -> dict[str, object]:
         return {

@@ -1,12 +1,14 @@
 """Two tiers of the suite, and a floor under what ran.
 
 ``--tier=commit`` is what `make test` runs: all that is quick, and of each proof marked ``sample`` a
-small one. ``--tier=rest`` is what that leaves out, and the same proofs in full. Without a tier
-everything runs in full. ``--at-least=N`` fails a run in which fewer tests passed. In the end it
-says which tests made their process larger than it had ever been.
+small one, from a first seed that each run draws and prints. ``--tier=rest`` runs what that leaves,
+and the same proofs in full. Without a tier everything runs in full. ``--at-least=N`` fails a run in
+which fewer tests passed. In the end it says which tests made their process larger than ever.
 """
 
+import gc
 import os
+import random
 import resource
 from collections.abc import Iterator
 
@@ -19,12 +21,14 @@ SMALL = {
     "LODEQ_FAULT_SITES": "10",
     "LODEQ_FLIPS": "1",
     "LODEQ_KILL_POINTS": "10",
+    "LODEQ_MODEL_RUNS": "10",
     "LODEQ_MOVE_SEEDS": "2",
     "LODEQ_POWER_IMAGES": "100",
     "LODEQ_ROT": "20",
     "LODEQ_SIM_SEEDS": "100",
 }
 
+SEEDS = 1_000_000  # of which a run draws its first
 PEAK = pytest.StashKey[int]()
 GROWTH_MIB = 128  # of one test, that is worth a line
 
@@ -39,9 +43,34 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--tier") == "commit":
         for name, size in SMALL.items():
             os.environ.setdefault(name, size)  # before the modules that read it
+        os.environ.setdefault("LODEQ_SEED", str(random.SystemRandom().randrange(1, SEEDS)))
+    gc.disable()  # until all is collected: it would look through what stays, again and again
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Floor(config.getoption("--at-least")))
         config.pluginmanager.register(Growth())
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return seed_line() if config.getoption("--tier") == "commit" else None
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if config.getoption("--tier") == "commit":
+        terminalreporter.write_line(seed_line())
+
+
+def seed_line() -> str:
+    """How the samples of this run are repeated."""
+    seed = os.environ["LODEQ_SEED"]
+    return (
+        f"the samples of the proofs begin at seed {seed}: LODEQ_SEED={seed} make test repeats them"
+    )
 
 
 def peak_mib() -> int:

@@ -172,6 +172,7 @@ async def test_a_won_campaign_whose_answer_is_lost_is_begun_anew(clock):
         await cluster.until_equal()
 
 
+@pytest.mark.slow
 async def test_leaders_are_spread_over_the_nodes(clock):
     async with LogCluster(clock) as cluster:
         cluster.shards = 6

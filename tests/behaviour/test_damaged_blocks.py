@@ -289,6 +289,7 @@ async def test_a_damaged_store_is_not_compacted_so_that_writes_go_on(tmp_path, c
         assert found
 
 
+@pytest.mark.slow
 async def test_a_compaction_that_meets_the_block_first_says_what_to_do(tmp_path, clock):
     """RocksDB takes no writes then, whatever is read; so neither the engine nor an open goes on."""
     path = tmp_path / "s"

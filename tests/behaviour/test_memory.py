@@ -59,6 +59,7 @@ End = Callable[[lodeq.Engine, lodeq.Lease], Awaitable[None]]
 ENDS = [end_by_many, end_by_bury, end_by_nack, end_by_release, end_by_cancel]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "end"),
     [*((mode, end_by_complete) for mode in MODES), *(({}, end) for end in ENDS)],
@@ -99,6 +100,7 @@ async def test_leases_whose_lengths_all_differ(tmp_path: Path) -> None:
         assert first.is_live
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("limit", [1, 2])
 @on_loop

@@ -229,6 +229,7 @@ async def test_a_pass_removes_what_was_too_much_when_it_began(clock):
         await sound(engine)
 
 
+@pytest.mark.slow
 async def test_a_store_at_results_max_looks_for_the_oldest_now_and_then(clock, monkeypatch):
     """Not for each batch of ends: to look costs more than what is removed."""
     looked = []

@@ -329,6 +329,7 @@ async def test_an_end_that_was_not_counted_is_asked_for_at_the_next_open(tmp_pat
         assert [p.status for p in await engine.parts_page(workflow.id)] == ["completed"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 3, 16])
 async def test_a_reshard_keeps_a_workflow_that_is_under_way(tmp_path, shards):
     flows = []
@@ -455,6 +456,7 @@ async def test_an_outbox_row_stays_until_its_end_is_synced_where_it_counts(tmp_p
         await _runs_once(engine, waits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 3, 16])
 async def test_a_reshard_keeps_outbox_rows_that_are_under_way(tmp_path, shards):
     async with on_disk(tmp_path / "s", shards=4, reaper=False) as engine:

@@ -12,6 +12,7 @@ from lodeq.repository.model.calls.functions import FunctionParameter
 
 pytestmark = pytest.mark.anyio
 engine, shards, store, opening = suite.engine, suite.shards, suite.store, suite.opening
+form = suite.form
 
 NAIVE = datetime(2026, 1, 1)  # noqa: DTZ001 - that is what is refused
 TASK, ONE = NewTask(b"x", "jobs"), PublishedFunction("jobs", "send")

@@ -8,6 +8,7 @@ from lodeq import TaskFilter
 
 pytestmark = pytest.mark.anyio
 engine, shards, store, opening = suite.engine, suite.shards, suite.store, suite.opening
+form = suite.form
 
 
 async def fill(engine, n=8):

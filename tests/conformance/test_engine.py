@@ -11,13 +11,32 @@ pytestmark = pytest.mark.anyio
 CACHE_BYTES = 8 << 20
 
 
-@pytest.fixture(params=["memory", "rocks"])
-def store(request):
+FORMS = [  # store and shards; the other two of the four are in the longer run
+    pytest.param(("memory", 1), id="memory-1"),
+    pytest.param(("rocks", 4), id="rocks-4"),
+    pytest.param(("memory", 4), id="memory-4", marks=pytest.mark.slow),
+    pytest.param(("rocks", 1), id="rocks-1", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(params=FORMS)
+def form(request):
     return request.param
 
 
+@pytest.fixture
+def store(form):
+    return form[0]
+
+
+@pytest.fixture
+def shards(form):
+    return form[1]
+
+
 @pytest.fixture(params=[1, 4])
-def shards(request):
+def served_shards(request):
+    """``shards`` of the suites that run this one over a socket."""
     return request.param
 
 

@@ -7,6 +7,7 @@ import lodeq
 
 pytestmark = pytest.mark.anyio
 store, shards, opening = suite.store, suite.shards, suite.opening
+form = suite.form
 engine, queue = suite.engine, suite.queue
 FACE = {"function": "send", "preview": "to='a@example.org', n=3", "labels": {"customer": "7"}}
 NONE = {"function": "", "preview": "", "labels": {}}

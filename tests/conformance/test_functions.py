@@ -11,6 +11,7 @@ from lodeq import FunctionParameter, PublishedFunction, WorkerReport
 
 pytestmark = pytest.mark.anyio
 store, shards, opening, engine = suite.store, suite.shards, suite.opening, suite.engine
+form = suite.form
 
 FIVE = lodeq.Backoff("fixed", base=5.0)
 SEND = PublishedFunction(

@@ -10,6 +10,7 @@ import lodeq.testing
 
 pytestmark = pytest.mark.anyio
 store, shards, opening = suite.store, suite.shards, suite.opening
+form = suite.form
 engine, queue = suite.engine, suite.queue
 
 

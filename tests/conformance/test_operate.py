@@ -10,6 +10,7 @@ from lodeq import NewTask
 
 pytestmark = pytest.mark.anyio
 store, shards, opening = suite.store, suite.shards, suite.opening
+form = suite.form
 engine, queue = suite.engine, suite.queue
 
 

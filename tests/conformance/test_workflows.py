@@ -10,6 +10,7 @@ from lodeq import NewTask, TaskFilter
 
 pytestmark = pytest.mark.anyio
 store, shards, opening, engine = suite.store, suite.shards, suite.opening, suite.engine
+form = suite.form
 
 
 async def claim_all(engine, queue, limit=64):

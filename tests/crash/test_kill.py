@@ -2,7 +2,7 @@
 
 A round is one store: cycles of open, look, work, kill; then a full drain. The number of cycles is
 ``LODEQ_CRASH_CYCLES`` (500), spread over both durability modes and one and four shards;
-``LODEQ_CRASH_SEED`` repeats the choices of a failed run (when the kill falls is up to the
+``LODEQ_SEED`` repeats the choices of a failed run (when the kill falls is up to the
 scheduler, too).
 """
 
@@ -19,11 +19,12 @@ from pathlib import Path
 import pytest
 from crash.nursery import Nursery
 from crash.rounds import ROUND_CYCLES, Round
+from support_seeds import FIRST
 
 from lodeq.testing import BrokenError
 
 CYCLES = int(os.environ.get("LODEQ_CRASH_CYCLES", "250"))
-SEED = int(os.environ.get("LODEQ_CRASH_SEED") or random.SystemRandom().randrange(1 << 32))
+SEED = FIRST or random.SystemRandom().randrange(1 << 32)
 
 # As long as what is asked for may take: a fixed limit would end the long run, and not a hang.
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(240 + CYCLES)]
@@ -52,8 +53,7 @@ def test_a_kill_at_any_instant_loses_nothing_and_repeats_nothing(
             one.run(size)
         except BrokenError as error:
             pytest.fail(
-                f"{mode}, {shards} shards, round {number}, {error}\n"
-                f"repeat with LODEQ_CRASH_SEED={seed}"
+                f"{mode}, {shards} shards, round {number}, {error}\nrepeat with LODEQ_SEED={seed}"
             )
         shutil.rmtree(tmp_path / str(number))
         acked += one.history.acked

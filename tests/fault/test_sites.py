@@ -1,6 +1,6 @@
 """A fault at every place a store touches the disk: typed, told, and nothing acknowledged lost.
 
-Here the first ``LODEQ_FAULT_SITES`` (200) of a fixed shuffle over all plans; ``run.py`` does every
+Here the first ``LODEQ_FAULT_SITES`` (100) of a shuffle over all plans; ``run.py`` does every
 one. What a site is held to stands in ``judge.py``, in words in docs/faults.md.
 """
 
@@ -20,6 +20,7 @@ from fault import sites
 from fault.injector import preloaded
 from fault.judge import BrokenError
 from fault.planted import PLANTS
+from support_seeds import FIRST
 
 SITES = int(os.environ.get("LODEQ_FAULT_SITES", "100"))
 WORKERS = 4
@@ -39,8 +40,8 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(240 + SITES)]
 
 
 def shuffled() -> list[tuple[sites.Plan, int]]:
-    """Plans in a fixed disorder, one call of each: whatever comes first is a cross-section."""
-    draw = random.Random(1)
+    """Plans in a disorder, one call of each: whatever comes first is a cross-section."""
+    draw = random.Random(FIRST)
     found = [(plan, draw.choice(NTHS)) for plan in sites.plans()]
     draw.shuffle(found)
     return found

@@ -70,6 +70,7 @@ def test_every_file_of_the_corpus_belongs_to_a_target():
     assert {path.name.partition("-")[0] for path in pieces.CORPUS.iterdir()} <= set(TARGETS)
 
 
+@pytest.mark.slow
 def test_every_decoder_has_a_target():
     found = set()
     for path in modules_in("engine", "repository", "coalescer", "segments"):

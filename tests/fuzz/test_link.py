@@ -38,6 +38,7 @@ def sent(entries):
         served(frame(pack(entries)))
 
 
+@pytest.mark.slow
 def test_wrong_things_in_every_place_of_a_request():
     rng = random.Random(1)
     for entry in wrong_entries(rng):

@@ -1,21 +1,30 @@
-"""Workflows, in the engine and in the reference queue, step by step."""
+"""Workflows, in the engine and in the reference queue, step by step.
+
+``LODEQ_MODEL_RUNS`` (40) runs a piece, ``LODEQ_SEED`` the first piece.
+"""
+
+import os
 
 import pytest
 from model import flow_bites, pieces
 from model.flows import FlowModel
 from model.stored_flows import StoredFlowModel
+from support_seeds import FIRST
+
+RUNS = int(os.environ.get("LODEQ_MODEL_RUNS", "40"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("piece", range(4))
 def test_in_memory(piece):
-    pieces.play(FlowModel, piece, 40, 40)
+    pieces.play(FlowModel, FIRST + piece, RUNS, 40)
 
 
 @pytest.mark.parametrize("piece", range(2))
 def test_on_rocksdict_with_reopen_crash_and_restore(piece):
-    pieces.play(StoredFlowModel, piece, 10, 40)
+    pieces.play(StoredFlowModel, FIRST + piece, 10, 40)
 
 
 def play_all():

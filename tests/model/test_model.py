@@ -1,21 +1,30 @@
-"""The engine against the reference queue, step by step, whatever the steps."""
+"""The engine against the reference queue, step by step, whatever the steps.
+
+``LODEQ_MODEL_RUNS`` (50) runs a piece, ``LODEQ_SEED`` the first piece.
+"""
+
+import os
 
 import pytest
 from model import bites, pieces
 from model.machine import Model
 from model.stored import StoredModel
+from support_seeds import FIRST
+
+RUNS = int(os.environ.get("LODEQ_MODEL_RUNS", "50"))
 
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("piece", range(6))
 def test_in_memory(piece):
-    pieces.play(Model, piece, 50, 50)
+    pieces.play(Model, FIRST + piece, RUNS, 50)
 
 
 @pytest.mark.parametrize("piece", range(3))
 def test_on_rocksdict_with_reopen_crash_and_restore(piece):
-    pieces.play(StoredModel, piece, 20, 40)
+    pieces.play(StoredModel, FIRST + piece, 20, 40)
 
 
 def play_all():

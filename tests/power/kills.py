@@ -142,11 +142,13 @@ class Segments:
 def kill_all(shim: Shim, order: dict, mode: str, shards: int) -> dict[str, Any]:
     """Every n of the segments asked for, one combination."""
     started = time.monotonic()
-    kills, failures = 0, []
+    kills, failures, n_first = 0, [], order.get("n_first", 1)
     with tempfile.TemporaryDirectory(dir=scratch(), prefix="lodeq-kills-") as name:
         run = Segments(shim, Path(name), mode, shards, order["ops"])
         for segment in range(max(order["segments"]) + 1):
-            for n in range(1, order["n_max"] + 1) if segment in order["segments"] else ():
+            for n in (
+                range(n_first, n_first + order["n_max"]) if segment in order["segments"] else ()
+            ):
                 told = run.kill(n)
                 if told is None:
                     break

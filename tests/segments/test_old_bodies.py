@@ -174,6 +174,7 @@ async def test_a_crash_between_two_steps_of_a_migration_loses_nothing(
     assert names(tmp_path / "crashed")[0].endswith(".sqs")
 
 
+@pytest.mark.slow
 @on_loop
 async def test_a_crash_at_any_step_of_a_migration_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sim.after import AfterWorld
 from sim.planted import Bug, plant
+from support_seeds import FIRST
 
 SEEDS = min(500, int(os.environ.get("LODEQ_SIM_SEEDS", "120")))
-FIRST = int(os.environ.get("LODEQ_SIM_FIRST", "0"))
 TESTS = Path(__file__).resolve().parent.parent
 JOINS = "repository/workflows/joins.py"
 NEVER_ASKS = (JOINS, "        for shard in list(self._asks):\n", "        for shard in ():\n")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sim.flows import FlowWorld
 from sim.planted import Bug, plant
+from support_seeds import FIRST
 
 SEEDS = int(os.environ.get("LODEQ_SIM_SEEDS", "150"))
-FIRST = int(os.environ.get("LODEQ_SIM_FIRST", "0"))
 TESTS = Path(__file__).resolve().parent.parent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240 + SEEDS)]

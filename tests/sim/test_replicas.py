@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sim.planted import Bug, plant
 from sim.replicas import ClusterWorld
+from support_seeds import FIRST
 
 SEEDS = min(1000, int(os.environ.get("LODEQ_SIM_SEEDS", "150")))
-FIRST = int(os.environ.get("LODEQ_SIM_FIRST", "0"))
 TESTS = Path(__file__).resolve().parent.parent
 SHARD = "replication/shard_replica.py"
 BUGS = [

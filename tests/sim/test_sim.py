@@ -1,6 +1,6 @@
 """Thousands of simulated worlds, each a seed: no promise may be broken in any of them.
 
-``LODEQ_SIM_SEEDS`` says how many (800), ``LODEQ_SIM_FIRST`` the first. ``make sim SEED=n``
+``LODEQ_SIM_SEEDS`` says how many (800), ``LODEQ_SEED`` the first. ``make sim SEED=n``
 repeats one and tells what happened in it.
 """
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from sim.run import regressions, run_seed, run_seeds
 from sim.world import World
+from support_seeds import FIRST
 
 SEEDS = int(os.environ.get("LODEQ_SIM_SEEDS", "800"))
-FIRST = int(os.environ.get("LODEQ_SIM_FIRST", "0"))
 TESTS = Path(__file__).resolve().parent.parent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240 + SEEDS)]

@@ -150,6 +150,7 @@ def test_payloads_are_exported_where_they_are_asked_for(tmp_path, format):
     assert ready[0]["function"] == quoted
 
 
+@pytest.mark.slow
 def test_many_are_exported_in_parts(tmp_path):
     path = str(tmp_path / "jobs")
     with lodeq.sync.open(path) as engine:

@@ -44,6 +44,7 @@ async def test_figures_of_the_store_and_its_disk(tmp_path):
             assert str(tmp_path / "jobs") in page.text
 
 
+@pytest.mark.slow
 async def test_the_events_of_a_task(tmp_path, at_once):
     async with lodeq.open(tmp_path / "jobs", journal="audit") as engine:
         mail = engine.queue("mail", max_attempts=2)
@@ -60,6 +61,7 @@ async def test_the_events_of_a_task(tmp_path, at_once):
             assert "There may be more" not in page.text
 
 
+@pytest.mark.slow
 async def test_a_long_journal_is_searched_at_both_ends(tmp_path, at_once, monkeypatch):
     monkeypatch.setattr(task_trace, "FORWARD_MAX", 2)
     monkeypatch.setattr(task_trace, "BACK_MAX", 2)
@@ -77,6 +79,7 @@ async def test_a_long_journal_is_searched_at_both_ends(tmp_path, at_once, monkey
             assert "There may be more" in (await client.get(path)).text
 
 
+@pytest.mark.slow
 async def test_a_task_with_many_events_shows_its_first_and_its_last(tmp_path, at_once, monkeypatch):
     monkeypatch.setattr(task_trace, "EVENTS_MAX", 4)
     async with lodeq.open(tmp_path / "jobs", journal="audit") as engine:

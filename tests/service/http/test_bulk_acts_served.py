@@ -2,6 +2,7 @@
 
 import pytest
 from conformance import test_bulk_acts as suite
+from conformance.test_engine import served_shards
 from support_http import WAYS, LinkedOpening, ServedOpening
 
 import lodeq.testing
@@ -11,7 +12,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.parametrize(("anyio_backend", "tran
 for _name in dir(suite):
     if _name.startswith("test_") and not _name.startswith("test_filters"):
         globals()[_name] = getattr(suite, _name)
-engine, shards = suite.engine, suite.shards
+engine, shards = suite.engine, served_shards
 
 
 @pytest.fixture

@@ -80,6 +80,7 @@ ENGINE = {
 REPOSITORY = {"repository", "repository.model"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [ASYNC, BLOCKING], ids=["async", "blocking"])
 async def test_a_client_loads_no_store(script):
     script = (

@@ -126,6 +126,7 @@ async def test_every_kind_of_call_follows_a_leader_that_has_moved(nodes, engine)
     assert await engine.cancel(leases[10].task_id)
 
 
+@pytest.mark.slow
 async def test_a_lease_is_not_lost_while_its_shard_has_no_leader(nodes, engine):
     engine._transport.nodes.patience_s = 0.0
     mail = engine.queue("mail")
@@ -196,6 +197,7 @@ async def test_a_claim_that_is_cancelled_takes_nothing_along(nodes, engine):
 # -- what cannot be reached --------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_whole_queue_calls_say_which_shards_are_missing(nodes, engine):
     engine._transport.nodes.patience_s = 0.0
     mail = engine.queue("mail")
@@ -269,6 +271,7 @@ async def test_the_blocking_client_finds_its_way_too(nodes):
     await anyio.to_thread.run_sync(script)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusal", [lodeq.NotLeaderError("moved"), lodeq.UnreachableError("gone")])
 @pytest.mark.parametrize("what", ["enqueue", "complete"])
 async def test_what_may_be_done_is_never_said_to_be_undone(engine, monkeypatch, refusal, what):

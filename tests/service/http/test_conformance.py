@@ -13,7 +13,7 @@ for _module in (suite, test_bad_arguments, test_faces, test_operate, test_progre
     for _name in dir(_module):
         if _name.startswith("test_") and _name not in _NOT_SERVED:
             globals()[_name] = getattr(_module, _name)
-engine, queue, shards = suite.engine, suite.queue, suite.shards
+engine, queue, shards = suite.engine, suite.queue, suite.served_shards
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import pytest
 from conformance import test_functions as suite
+from conformance.test_engine import served_shards
 from support_http import ALL_WAYS, opening_by
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize(("anyio_backend", "transport"), ALL_WAYS)]
@@ -9,7 +10,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.parametrize(("anyio_backend", "tran
 for _name in dir(suite):
     if _name.startswith("test_"):
         globals()[_name] = getattr(suite, _name)
-engine, shards = suite.engine, suite.shards
+engine, shards = suite.engine, served_shards
 
 
 @pytest.fixture

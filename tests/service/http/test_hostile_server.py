@@ -51,6 +51,7 @@ class Server(threading.Thread):
         self.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answers",
     [

@@ -201,6 +201,7 @@ def encodable(value):
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [JSON, MSGPACK_FORM], ids=lambda form: form.content_type)
 @given(value=plain, kind=st.sampled_from([RAW, CODEC, MSGPACK]), data=st.binary())
 def test_a_value_arrives_as_it_was_stored(form, value, kind, data):

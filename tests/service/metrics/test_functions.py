@@ -213,6 +213,7 @@ async def test_a_reader_of_opentelemetry_sees_the_same(engine, clock, reader):
     provider.shutdown()
 
 
+@pytest.mark.slow
 async def test_a_reader_keeps_no_engine_alive(reader):
     provider = MeterProvider([reader])
     async with lodeq.testing.open() as engine:

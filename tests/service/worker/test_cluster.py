@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyn
 TASKS = 40
 
 
+@pytest.mark.slow
 async def test_every_task_ends_once_over_moves_of_all_shards():
     async with cluster() as nodes:
         app = App(nodes.url)

@@ -142,6 +142,7 @@ async def test_a_served_store_is_connected_by_the_first_blocking_call(app, repor
     assert result.value == Report(DAY, 5)
 
 
+@pytest.mark.slow
 async def test_a_served_receipt_waits_as_well(report):
     there = App()
     make = there.task("reports", name="report")(report.function)

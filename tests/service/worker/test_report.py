@@ -58,6 +58,7 @@ async def published(engine, count=2):
     return found
 
 
+@pytest.mark.slow
 async def test_a_worker_publishes_what_it_can_run(engine):
     retry = lodeq.Backoff("fixed", base=5.0)
     app, _ = mail_app(retry=retry, max_attempts=3, timeout=9, ttl=60, priority=7, retention=1)
@@ -100,6 +101,7 @@ async def test_a_worker_is_seen_with_what_it_runs(engine):
         assert await engine.workers() == []  # it said that it is over
 
 
+@pytest.mark.slow
 async def test_two_versions_are_told_apart(engine):
     old, _ = mail_app("old")
     new, _ = mail_app("new", max_attempts=9)
@@ -114,6 +116,7 @@ async def test_two_versions_are_told_apart(engine):
                 await anyio.lowlevel.checkpoint()
 
 
+@pytest.mark.slow
 async def test_a_store_that_takes_no_functions_holds_up_no_work(engine, caplog, monkeypatch):
     app = App(name="w")
 

@@ -37,6 +37,7 @@ def test_an_older_spark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         session.build_session()
 
 
+@pytest.mark.slow
 def test_without_spark_submit_its_program_says_so() -> None:
     pytest.importorskip("pyspark")
     program = Path(__file__).parents[3] / "pipeline" / "submit.py"

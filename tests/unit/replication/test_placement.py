@@ -199,6 +199,7 @@ def test_the_home_shard_is_on_every_node():
     assert sorted(world.placements[0].copies) == [*"abc"]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_from_anywhere_the_planner_comes_to_rest_with_every_copy_in_place(data):

@@ -54,6 +54,7 @@ def test_a_failed_task_reaches_the_exception_handler_at_once():
     assert "lodeq-test" in report["message"]
 
 
+@pytest.mark.slow
 def test_a_task_nobody_holds_is_kept():
     """The loop itself holds tasks weakly only."""
 

@@ -441,6 +441,7 @@ def test_callbacks_come_from_the_stores_own_thread(opened, path):
     assert not threads[0].is_alive()
 
 
+@pytest.mark.slow
 def test_a_forgotten_store_ends_its_thread(path):
     store = RocksStore.open(path, shared=SharedMemory(8 * MIB), create=True)
     threads = []

@@ -156,6 +156,7 @@ async def test_an_engine_on_disk_and_one_that_only_reads(tmp_path) -> None:
     assert view.figures(0) is None  # closed
 
 
+@pytest.mark.slow
 async def test_a_view_does_not_keep_its_engine() -> None:
     async with lodeq.testing.open() as engine:
         view = view_of(engine)

@@ -126,6 +126,7 @@ async def test_a_notice_is_given_once() -> None:
         assert [lease.payload for lease in await engine.claim(["mail", "other0"])] == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_history")
 @on_loop
 async def test_a_lane_that_is_dropped_is_not_held() -> None:

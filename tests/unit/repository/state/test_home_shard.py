@@ -60,6 +60,7 @@ def claim(core: EngineState, index: int, tasks: int) -> None:
     core.shards[index].next_epoch += tasks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("most", "is_claimed"), [(1, False), (64, False), (64, True), (1024, True)]
 )

@@ -91,6 +91,7 @@ async def test_a_poll_hears_why_what_is_ready_cannot_be_read(
         await mail.enqueue(b"the shard goes on")
 
 
+@pytest.mark.slow
 @on_loop
 async def test_who_was_served_is_referred_to_by_nothing() -> None:
     async with open_testing(clock=ManualClock()) as engine:
