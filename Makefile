@@ -12,7 +12,7 @@ TESTS_MIN ?= 5000
 export PYTHONDONTWRITEBYTECODE :=  # tests start hundreds of processes; each would compile it all anew
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark test smoke proof test-compiled test-compiled-sample check lint types contracts bench bench-full bench-hard bench-hard-docs bench-compiled bench-peers \
+.PHONY: help demo demo-spark test smoke proof shake test-compiled test-compiled-sample check lint types contracts bench bench-full bench-hard bench-hard-docs bench-compiled bench-peers \
   bench-faces bench-searches bench-jobs-docs bench-cluster \
   clean dist wheels docs sim planted crash power kill-points faults rot model fuzz soak storm ledger twins code-map coverage lock audit sbom
 
@@ -42,6 +42,9 @@ proof: .venv/.stamp ## Everything else, in full, in about an hour; ONLY="spark p
 	$(BIN)/python tests/proof.py $(ONLY)
 
 check: lint types contracts ## Lint, types and import contracts
+
+shake: .venv/.stamp ## The quick tests in random order on a busy machine, on one core, on a slow disk
+	$(BIN)/python tests/shake.py $(ONLY)
 
 test-compiled: .venv/compiled/.stamp ## Run all tests on the compiled build (needs a C compiler)
 	.venv/compiled/bin/python -P -m pytest $(SPREAD) $(ARGS)

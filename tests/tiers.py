@@ -36,6 +36,7 @@ GROWTH_MIB = 128  # of one test, that is worth a line
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--tier", choices=("commit", "rest"), help="run this tier only")
+    group.addoption("--shuffle", type=int, help="run them in the order of this seed")
     group.addoption("--at-least", type=int, default=0, help="fail if fewer tests passed")
 
 
@@ -102,6 +103,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marks = {item: {mark.name for mark in item.iter_markers()} for item in items}
         config.hook.pytest_deselected(items=[i for i in items if not is_in(tier, marks[i])])
         items[:] = [item for item in items if is_in(tier, marks[item])]
+    if (order := config.getoption("--shuffle")) is not None:
+        random.Random(order).shuffle(items)
 
 
 class Floor:
