@@ -16,6 +16,7 @@ from lodeq.engine.store.upkeep import compact
 
 pytestmark = pytest.mark.anyio
 N = 1500
+COMPACTS = ("rocksdb.compaction-pending", "rocksdb.num-running-compactions")
 
 
 @asynccontextmanager
@@ -23,7 +24,10 @@ async def rotten(path, clock, fill, needle, at=0.5):
     """An engine whose store was filled, closed and damaged."""
     async with lodeq.open(path, clock=clock, inbox=False) as engine:
         await fill(engine)
-        engine._core.shards[0].store.flush()
+        store = engine._core.shards[0].store
+        store.flush()
+        while any(map(store.property_int, COMPACTS)):  # or it would meet the block on its own
+            await settle(1)
     rot(path, needle, at)
     async with lodeq.open(path, clock=clock, inbox=False) as engine:
         yield engine

@@ -9,7 +9,7 @@ import lodeq
 
 pytestmark = pytest.mark.anyio
 engine, opening = engines.engine, engines.opening
-shards, store = engines.shards, engines.store
+shards, store, form = engines.shards, engines.store, engines.form
 
 
 # --- settings -----------------------------------------------------------------------------------
@@ -30,8 +30,8 @@ async def test_settings_are_there_until_they_are_taken_back(engine):
     assert ("mail", "") not in await engine.queues()  # a setting makes no queue
 
 
-@pytest.mark.parametrize("store", ["rocks"], indirect=True)
-async def test_settings_outlive_the_engine(anyio_backend, opening, store):
+@pytest.mark.parametrize("form", [("rocks", 1), ("rocks", 4)], indirect=True)
+async def test_settings_outlive_the_engine(anyio_backend, opening, form):
     async with opening() as engine:
         await engine.configure("mail", rate="3/10s", concurrency=2)
         await engine.configure("idle", faces=True, by="function send")

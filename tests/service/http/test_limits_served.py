@@ -15,7 +15,7 @@ _NOT_SERVED = {"test_settings_outlive_the_engine"}  # that store is in memory
 for _name in dir(suite):
     if _name.startswith("test_") and _name not in _NOT_SERVED:
         globals()[_name] = getattr(suite, _name)
-engine, shards = engines.engine, engines.shards
+engine, shards = engines.engine, engines.served_shards
 
 
 @pytest.fixture(autouse=True)
