@@ -223,6 +223,12 @@ class FlowModel(Model):
         assert all(self.ref.is_pinned(numbers[one]) for one in refused), refused
         assert not refused or name == "delete"
 
+    def unpins(self, dead, numbers):
+        return any(
+            join.state != "over" and join.target in dead and any(p.n in numbers for p in join.parts)
+            for join in self.ref.joins
+        )
+
     # -- comparing ---------------------------------------------------------------------------
 
     async def settled(self):

@@ -1,6 +1,6 @@
 """Workflows, in the engine and in the reference queue, step by step.
 
-``LODEQ_MODEL_RUNS`` (40) runs a piece, ``LODEQ_SEED`` the first piece.
+``LODEQ_MODEL_RUNS`` (40) runs a piece, ``LODEQ_MODEL_FIRST`` the first.
 """
 
 import os
@@ -9,9 +9,9 @@ import pytest
 from model import flow_bites, pieces
 from model.flows import FlowModel
 from model.stored_flows import StoredFlowModel
-from support_seeds import FIRST
 
 RUNS = int(os.environ.get("LODEQ_MODEL_RUNS", "40"))
+FIRST = int(os.environ.get("LODEQ_MODEL_FIRST", "0"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

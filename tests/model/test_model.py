@@ -1,6 +1,6 @@
 """The engine against the reference queue, step by step, whatever the steps.
 
-``LODEQ_MODEL_RUNS`` (50) runs a piece, ``LODEQ_SEED`` the first piece.
+``LODEQ_MODEL_RUNS`` (50) runs a piece, ``LODEQ_MODEL_FIRST`` the first.
 """
 
 import os
@@ -9,9 +9,9 @@ import pytest
 from model import bites, pieces
 from model.machine import Model
 from model.stored import StoredModel
-from support_seeds import FIRST
 
 RUNS = int(os.environ.get("LODEQ_MODEL_RUNS", "50"))
+FIRST = int(os.environ.get("LODEQ_MODEL_FIRST", "0"))
 
 pytestmark = pytest.mark.slow
 
