@@ -189,9 +189,9 @@ class SnapshotNotFoundError(LodeqError):
 
 
 class DuplicateTaskError(LodeqError):
-    """The dedup key is held, and ``on_conflict`` does not allow taking it over.
+    """The dedup key, or an id of a load, is held, and ``on_conflict`` does not allow for that.
 
-    Nothing was written. ``task_id`` names the holder.
+    Nothing was written. ``task_id`` names the holder of the key.
     """
 
     def __init__(self, message: str, *, task_id: bytes = b"") -> None:

@@ -8,8 +8,19 @@ from typing import Any
 import lodeq
 from lodeq.engine.bulk.inbox import staged_path
 from lodeq.engine.bulk.manifest import Manifest, decode_manifest, encode_manifest
+from lodeq.repository.model.arguments import names_of
+from lodeq.repository.model.encoded_tasks import TaskTemplate
 
-__all__ = ["create", "inbox_of", "manifest_of", "publish", "rewrite", "staged", "whole"]
+__all__ = [
+    "create",
+    "inbox_of",
+    "manifest_of",
+    "publish",
+    "publish_as",
+    "rewrite",
+    "staged",
+    "whole",
+]
 
 
 async def create(path: Path, shards: int = 2, **how: Any) -> None:
@@ -61,3 +72,16 @@ async def whole(engine: lodeq.Engine, ready: int, delayed: int = 0) -> None:
     assert report.ok, report.findings
     stats = await engine.stats()
     assert (stats.ready, stats.delayed, stats.anomalies) == (ready, delayed, ())
+
+
+def publish_as(
+    path: Path, tasks: Iterable[tuple[bytes, lodeq.NewTask]], job: str = "j", **how: Any
+) -> None:
+    """Stage and publish for queue ``mail``, with ids from outside, as Spark's tasks do."""
+    mail = TaskTemplate(*names_of("mail", ""))
+    with lodeq.Stage(path, job, **how) as stage:
+        given: Any = stage
+        for task_id, task in tasks:
+            given._id = lambda item, now_ms, raw=bytes(task_id): raw
+            assert stage._place(stage._item(task, mail, stage._clock.wall_us())) is not None
+        assert stage.publish()

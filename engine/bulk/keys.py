@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ...errors import CorruptionError, UsageError
@@ -30,7 +30,7 @@ from .manifest import KEYS, FileMark
 from .rows import TaskRows
 from .sst import checksum_of
 
-__all__ = ["KeyTable", "KeyedTask", "write_keys"]
+__all__ = ["KeyTable", "KeyedTask", "read_head", "write_keys", "write_table"]
 
 _HEAD: Final = struct.Struct("<8sII")
 _ROW: Final = struct.Struct("<16s16sqq16sIB11x")
@@ -96,18 +96,81 @@ def write_keys(folder: str, stem: str, shard: int, tasks: Iterable[TaskRows]) ->
                 task.priority,
             )
         )
-    parts = [_HEAD.pack(_MAGIC, len(names), len(rows))]
-    parts += [bytes((len(q), len(t))) + q + t for q, t in names]
-    path = os.path.join(folder, f"{stem}-{KEYS}")
+    return write_table(
+        folder,
+        stem,
+        family=KEYS,
+        shard=shard,
+        magic=_MAGIC,
+        names=names,
+        rows=rows,
+        ends=(first, last),
+    )
+
+
+def write_table(
+    folder: str,
+    stem: str,
+    *,
+    family: str,
+    shard: int,
+    magic: bytes,
+    names: Iterable[tuple[bytes, bytes]],
+    rows: Sequence[bytes],
+    ends: tuple[bytes, bytes],
+) -> FileMark:
+    """Write a file of rows that refer to (queue, tenant) by number. Blocks.
+
+    Args:
+        folder: the staging folder, which is there.
+        stem: name of the file without its suffix.
+        family: the suffix, and the family of the mark.
+        shard: index of the shard, for the mark.
+        magic: the first 8 bytes.
+        names: queues and tenants, in the order of their numbers.
+        rows: all of one length.
+        ends: the least and the greatest key, for the mark.
+
+    Durability: it is fsynced; its name is not, fsync the folder.
+
+    Raises:
+        StorageFullError, StorageError: the disk; nothing is left.
+    """
+    parts = [bytes((len(q), len(t))) + q + t for q, t in names]
+    path = os.path.join(folder, f"{stem}-{family}")
     try:
         with new_file(path) as file:
-            file.writelines((*parts, *rows))
+            file.writelines((_HEAD.pack(magic, len(parts), len(rows)), *parts, *rows))
         summed = checksum_of(path)
     except OSError as exc:
         if os.path.lexists(path):
             os.unlink(path)
         raise disk_error(exc, path) from exc
-    return FileMark(shard, KEYS, os.path.basename(path), *summed, len(rows), first, last)
+    return FileMark(shard, family, os.path.basename(path), *summed, len(rows), *ends)
+
+
+def read_head(
+    raw: bytes, magic: bytes, row_bytes: int, what: str
+) -> tuple[list[tuple[bytes, bytes]], int, int]:
+    """The names of such a file, the number of its rows, and where they begin.
+
+    Raises:
+        CorruptionError: it is cut off, or another file; ``what`` names it.
+    """
+    names: list[tuple[bytes, bytes]] = []
+    try:
+        found, count, rows = _HEAD.unpack_from(raw)
+        at = _HEAD.size
+        for _ in range(count):
+            queue_at, tenant_at = at + 2, at + 2 + raw[at]
+            at = tenant_at + raw[at + 1]
+            names.append((raw[queue_at:tenant_at], raw[tenant_at:at]))
+    except (struct.error, IndexError) as exc:
+        raise CorruptionError(f"{what} is cut off: stage the load again") from exc
+    if found != magic or at + rows * row_bytes != len(raw):
+        kind = "ids" if magic != _MAGIC else "dedup keys"
+        raise CorruptionError(f"{what} is no file of {kind}: stage the load again")
+    return names, rows, at
 
 
 class KeyTable:
@@ -117,20 +180,7 @@ class KeyTable:
 
     def __init__(self, raw: bytes, what: str) -> None:
         self._raw = raw
-        self.rows: int
-        self._names: list[tuple[bytes, bytes]] = []
-        try:
-            magic, names, self.rows = _HEAD.unpack_from(raw)
-            at = _HEAD.size
-            for _ in range(names):
-                queue_at, tenant_at = at + 2, at + 2 + raw[at]
-                at = tenant_at + raw[at + 1]
-                self._names.append((raw[queue_at:tenant_at], raw[tenant_at:at]))
-        except (struct.error, IndexError) as exc:
-            raise CorruptionError(f"{what} is cut off: stage the load again") from exc
-        self._rows_at = at
-        if magic != _MAGIC or at + self.rows * _ROW.size != len(raw):
-            raise CorruptionError(f"{what} is no file of dedup keys: stage the load again")
+        self._names, self.rows, self._rows_at = read_head(raw, _MAGIC, _ROW.size, what)
 
     @classmethod
     def read(cls, path: str) -> KeyTable:

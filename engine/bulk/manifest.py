@@ -22,6 +22,7 @@ from ..records.rows import FORMAT_VERSION
 
 __all__ = [
     "FAMILIES",
+    "IDS",
     "JOB_PATTERN",
     "KEYS",
     "MANIFEST_BYTES_MAX",
@@ -39,8 +40,10 @@ Conflict = Literal["error", "skip", "replace"]
 
 MANIFEST_BYTES_MAX: Final = 256 << 20
 FAMILIES: Final = ("e", "g", "q", "t")  # of rows, in the order of their keys
-KEYS: Final = "keys"  # the one kind of file that is no SST: bulk/keys.py
-_FORMAT, _VERSION = "lodeq-ingest", 1
+# The kinds of files that are no SST: bulk/keys.py, bulk/ids.py.
+KEYS: Final = "keys"
+IDS: Final = "ids"
+_FORMAT, _VERSION = "lodeq-ingest", 2
 _CONFLICTS: Final[tuple[Conflict, ...]] = ("error", "skip", "replace")
 JOB_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _JOB = re.compile(JOB_PATTERN)
@@ -106,6 +109,11 @@ class Manifest(NamedTuple):
     def has_keys(self) -> bool:
         """Whether any of its tasks has a dedup key."""
         return any(mark.family == KEYS for mark in self.files)
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether it lists the ids of its tasks. Those of version 1 do not."""
+        return any(mark.family == IDS for mark in self.files)
 
     @property
     def tasks(self) -> int:
@@ -249,11 +257,11 @@ def _file(row: Sequence[Any], shards: int) -> FileMark:
         bytes.fromhex(first),
         bytes.fromhex(last),
     )
-    if mark.shard >= shards or family not in (*FAMILIES, KEYS) or not mark.rows:
+    if mark.shard >= shards or family not in (*FAMILIES, KEYS, IDS) or not mark.rows:
         raise ValueError(f"not a file of a load: {row!r}")
     if not isinstance(name, str) or _FILE.fullmatch(name) is None:
         raise ValueError(f"not the name of a file: {name!r}")
-    prefix = b"" if family == KEYS else family.encode() + b"/"
+    prefix = family.encode() + b"/" if family in FAMILIES else b""
     if not (mark.first.startswith(prefix) and mark.last.startswith(prefix)):
         raise ValueError(f"{name}: keys of another family")
     if mark.first > mark.last or len(mark.last) > _ROW_KEY_BYTES_MAX:

@@ -1,7 +1,8 @@
 """The engine's own rows beside a load: taken into a shard in the same step as its files.
 
 The row that says that the load has come in, the one that says what is not counted yet, and for
-tasks whose dedup key is held by others: tombstones over their rows, and the holders' ghosts on top.
+tasks that stay out, because others hold their dedup key or id: tombstones over their rows, and on
+top what the store has under the same keys.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from collections.abc import Mapping, Sequence
 
 from ..records.ingest import Ingested, LoadedRows, encode_ingested, encode_uncounted
 from ..records.keyspace import GHOST, INGESTED, TASK, UNCOUNTED
+from .ids import ListedTask
 from .keys import KeyedTask
 from .manifest import BucketRows
 from .sst import SstWriter
 
-__all__ = ["load_rows", "write_patch"]
+__all__ = ["LeftOut", "load_rows", "write_patch"]
+
+LeftOut = KeyedTask | ListedTask
 
 
-def load_rows(buckets: Sequence[BucketRows], dropped: Sequence[KeyedTask]) -> list[LoadedRows]:
+def load_rows(buckets: Sequence[BucketRows], dropped: Sequence[LeftOut]) -> list[LoadedRows]:
     """Counts that a shard gets by (queue, tenant), dropped tasks left out."""
     lost: dict[tuple[bytes, bytes, bool], int] = {}
     for task in dropped:
@@ -42,15 +46,19 @@ def write_patch(
     mark: Ingested,
     seq_max: int,
     rows: Sequence[LoadedRows],
-    dropped: Mapping[bytes, tuple[KeyedTask, bytes | None]],
+    dropped: Sequence[LeftOut],
+    ghosts: Mapping[bytes, bytes | None],
+    kept: Mapping[bytes, bytes | None],
 ) -> list[str]:
     """Write the files; their paths. Blocks.
 
     Args:
         stem: never used before in ``folder``: a file that has come in may still have its old name
             there, and writing to it would write to the store.
-        dropped: by ghost, the task and the row of who holds the key; None where the holder's row
-            lies under the key's old hash, and stays there.
+        dropped: the tasks that stay out.
+        ghosts: by dedup hash of such a task, the entry that stays; None: there is none under this
+            hash.
+        kept: rows that the store has under keys of these tasks; None: it has none.
 
     Raises:
         StorageFullError, StorageError: the disk; what was made stays, and is no harm.
@@ -62,10 +70,10 @@ def write_patch(
         ]
     }
     if dropped:
-        tasks = [task for task, _ in dropped.values()]
-        families["g"] = [(GHOST + ghost, raw) for ghost, (_, raw) in dropped.items()]
-        families["q"] = [(task.index_key, None) for task in tasks]
-        families["t"] = [(TASK + task.task_id, None) for task in tasks]
+        families["g"] = [(GHOST + ghost, raw) for ghost, raw in ghosts.items()]
+        families["q"] = [(task.index_key, kept.get(task.index_key)) for task in dropped]
+        records = [TASK + task.task_id for task in dropped]
+        families["t"] = [(key, kept.get(key)) for key in records]
     paths = []
     for family, ops in families.items():
         writer = SstWriter(folder, stem, shard=shard, family=family)

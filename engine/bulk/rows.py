@@ -28,7 +28,7 @@ from ..records.keyspace import (
 from ..records.rows import IndexRow, encode_expiry, encode_index_row
 from ..records.task import BODY_FLAG, NO_GHOST, decode_task
 from ..recovery.verify import bucket_of
-from ..runtime.ids import shard_of
+from ..runtime.ids import is_task_id, shard_of
 
 __all__ = ["EXPIRY_ENTRIES", "TaskRows", "expiry_rows", "rows_of", "task_rows"]
 
@@ -85,7 +85,7 @@ def task_rows(task_id: bytes, record: bytes, shards: int) -> TaskRows:
         UsageError: a record whose payload lies elsewhere, or an id that is none.
     """
     t = decode_task(record)
-    if len(task_id) != 16 or task_id[6] >> 4 != 7:
+    if not is_task_id(task_id):
         raise UsageError(f"{task_id!r} is no id of a task: 16 bytes, a UUID of version 7")
     if t.flags & BODY_FLAG:
         raise UsageError("a task that is staged holds its payload itself")

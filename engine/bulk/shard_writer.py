@@ -16,6 +16,7 @@ from ...errors import DuplicateTaskError, UsageError
 from ..records.keyspace import GHOST, TASK
 from ..records.rows import Ghost, encode_ghost
 from ..records.task import NO_GHOST
+from .ids import write_ids
 from .keys import write_keys
 from .manifest import BucketRows, FileMark
 from .rows import TaskRows, expiry_rows
@@ -208,9 +209,11 @@ class ShardStage:
         self._bytes = 0
 
     def _write_run(self, stem: str) -> None:
+        self._index.sort()
+        index_keys = [key for key, _ in self._index]
+        self._files.append(write_ids(self._folder, stem, self._shard, index_keys))
         self._records.sort()
         self._write(stem, "t", self._records)
-        self._index.sort()
         self._write(stem, "q", self._index)
         keyed = self._keyed
         if keyed:

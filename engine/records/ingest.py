@@ -41,8 +41,8 @@ _ONE: Final = struct.Struct("<BBQQ")
 class Ingested(NamedTuple):
     """A load that has come in on this shard, and by which manifest.
 
-    ``skipped`` tasks of it did not, for their dedup key was held; ``replaced`` is how many holders
-    gave way.
+    ``skipped`` tasks of it did not, for their dedup key or their id was held; ``replaced`` is how
+    many holders gave way.
     """
 
     taken_us: int

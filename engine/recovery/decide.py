@@ -173,6 +173,7 @@ def examine(
     shards: int,
     is_salvage: bool,
     is_adopting: bool = False,
+    store_id: bytes | None = None,
 ) -> Candidate:
     """Open one shard as it is, or a copy up to the damage, and judge it.
 
@@ -189,6 +190,7 @@ def examine(
         shards: how many shards the store has.
         is_salvage: whether to go on although something is missing.
         is_adopting: whether it may be a copy of another replica's shard, with its watermark.
+        store_id: the store's, if it is known for sure; a salvage leaves out what is of another one.
     """
     path = shard_path(root, index)
     broken = broken_current(path)
@@ -217,7 +219,7 @@ def examine(
             found, cause = None, str(exc)
     if found is not None:
         return found
-    built = rebuild(root, index, shards=shards, damaged=damaged)
+    built = rebuild(root, index, shards=shards, damaged=damaged, store_id=store_id)
     store = RocksStore.open(copy_path(root, index), shared=shared, shards=shards, create=False)
     found = Candidate(index, store, root, is_copy=True, is_rebuilt=True, open_row=built.open_row)
     found.reports += [f"shard {index}: {cause}", *built.reports]

@@ -69,6 +69,7 @@ __all__ = [
     "read_secrets",
     "settle_formats",
     "stamp_ops",
+    "stored_id",
     "write_secrets",
 ]
 
@@ -257,6 +258,18 @@ def _read(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         return file.read(_FILE_BYTES_MAX + 1)
+
+
+def stored_id(root: str) -> bytes | None:
+    """The id of the store whose secrets these are; None if they cannot be read. Blocks."""
+    try:
+        raw = _read(secrets_path(root))
+    except OSError:
+        return None
+    if len(raw) < _HEAD.size + 8 or checksum(raw[:-8]) != raw[-8:]:
+        return None
+    of_store: bytes = _HEAD.unpack_from(raw)[1]
+    return of_store
 
 
 def read_secrets(root: str, store_id: bytes) -> Secrets:

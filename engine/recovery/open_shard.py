@@ -27,6 +27,7 @@ the stamp of this store.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -86,6 +87,7 @@ from .dedup_secret import (
     kept_secret,
     settle_formats,
     stamp_ops,
+    stored_id,
     write_secrets,
 )
 from .evidence import list_evidence, prune
@@ -557,6 +559,7 @@ class _Opening:
                 shards=self._count,
                 is_salvage=self._is_salvage,
                 is_adopting=self._is_adopting,
+                store_id=None if self._is_replica else self._sure_id(),
             )
             self._found.append(found)  # from here on `abandon` closes it
             if not (self._is_replica or self._is_detached):
@@ -584,6 +587,19 @@ class _Opening:
                     f"{stamp.shards} shards: move it away if you know why it is there"
                 )
         return stamp
+
+    def _sure_id(self) -> bytes | None:
+        """The store's id, if more than one file says it, and fewer say another."""
+        paths = [watermark_path(self._root, i) for i in list_layout(self._root).watermarks]
+        said = Counter(
+            mark.store_id for mark in map(Watermark.peek, paths) if mark and mark.incarnation
+        )
+        if (kept := stored_id(self._root)) is not None:
+            said[kept] += 1
+        for store_id, times in said.most_common(1):
+            if times > max(1, said.total() - times):
+                return store_id
+        return None
 
     def _known_id(self) -> bytes | None:
         """The store's id, of which all shards have lost their stamps: as the watermarks say."""

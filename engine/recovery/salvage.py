@@ -4,6 +4,7 @@ Three steps, all beside the original, which is only read:
 
 1. *Copy.* Tables are hard-linked, logs copied. Each table is read block by block
    (``table_blocks.py``); a damaged one is replaced by the same table without its damaged blocks.
+   One of another shard or store (``table_owner.py``) is left out.
 2. *Repair.* RocksDB makes a manifest out of the tables and logs it finds: no manifest of the
    original is needed, nor believed. What it puts together is only read, never compacted: it may
    hold tables that a compaction had replaced already, and blocks that are gone.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -39,6 +41,7 @@ from ..store.rocks_options import SharedMemory
 from ..store.wal_inspection import find_endless
 from .pending_counts import uncounted_rows
 from .table_blocks import Range, TableDamage, inspect_table, write_without
+from .table_owner import foreign_tables
 from .table_scan import scan_table, write_scanned
 
 __all__ = ["Rebuilt", "broken_current", "count_tasks", "damaged_tables", "rebuild"]
@@ -122,7 +125,14 @@ def _inspect(path: str) -> TableDamage:
     return damage
 
 
-def rebuild(root: str, index: int, *, shards: int, damaged: dict[str, TableDamage]) -> Rebuilt:
+def rebuild(
+    root: str,
+    index: int,
+    *,
+    shards: int,
+    damaged: dict[str, TableDamage],
+    store_id: bytes | None = None,
+) -> Rebuilt:
     """Write what can be read of ``shard<index>`` into a new shard at its copy's path.
 
     Args:
@@ -130,6 +140,7 @@ def rebuild(root: str, index: int, *, shards: int, damaged: dict[str, TableDamag
         index: the shard, 0 to 4,095; it must be closed.
         shards: how many there are, for the size of the write buffers.
         damaged: what ``damaged_tables`` says of it.
+        store_id: the store's, if it is known for sure: tables of another one are left out.
 
     Raises:
         RecoveryRefusedError: nothing can be read of it; nothing was changed.
@@ -138,19 +149,24 @@ def rebuild(root: str, index: int, *, shards: int, damaged: dict[str, TableDamag
     """
     work, fresh = copy_path(root, index), fresh_path(root, index)
     lost = {name for name, damage in damaged.items() if damage.is_lost}
+    foreign: dict[str, str] = {}
     while True:
         built = Rebuilt()
         for path in (work, fresh):
             shutil.rmtree(path, ignore_errors=True)
         try:
             _copy_readable(shard_path(root, index), work, damaged, lost)
+            foreign = foreign_tables(work, index, store_id, fresh, SharedMemory(_CACHE_BYTES))
+            for name in foreign:
+                os.unlink(os.path.join(work, name))
             _repair_and_copy(work, fresh, index, shards, built)
         except CorruptionError as exc:
             culprit = _named_table(str(exc), work)
             if culprit is None or culprit in lost:
                 _drop(work, fresh)
+                why = "; ".join((str(exc), *_describe_foreign(index, foreign)))
                 raise RecoveryRefusedError(
-                    f"shard {index}: nothing of it could be put together ({exc}): restore a "
+                    f"shard {index}: nothing of it could be put together ({why}): restore a "
                     f"checkpoint; to go on without its tasks, move {shard_path(root, index)} "
                     'away and open once more with recovery="salvage"',
                     shard=index,
@@ -170,7 +186,10 @@ def rebuild(root: str, index: int, *, shards: int, damaged: dict[str, TableDamag
     shutil.rmtree(work, ignore_errors=True)
     os.rename(fresh, work)
     fsync_dir(root)
-    built.reports[:0] = _describe(index, damaged, lost, built.rows)
+    built.reports[:0] = [
+        *_describe(index, damaged, lost, built.rows),
+        *_describe_foreign(index, foreign),
+    ]
     return built
 
 
@@ -270,6 +289,16 @@ def _describe(index: int, damaged: dict[str, TableDamage], lost: set[str], rows:
         more = f"; and {len(ranges) - _SHOWN_MAX} more" if len(ranges) > _SHOWN_MAX else ""
         out.append(f"shard {index}: unreadable: {shown}{more}")
     return out
+
+
+def _describe_foreign(index: int, foreign: Mapping[str, str]) -> list[str]:
+    """One line for each owner."""
+    owners = sorted(set(foreign.values()))
+    return [
+        f"shard {index}: {_names(sorted(n for n in foreign if foreign[n] == owner))} of {owner}: "
+        "left out, nothing of it was taken; put it back where it belongs"
+        for owner in owners
+    ]
 
 
 def _names(names: list[str]) -> str:

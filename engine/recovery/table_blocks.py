@@ -38,6 +38,7 @@ __all__ = [
     "append_footer",
     "inspect_table",
     "mixed",
+    "properties_of",
     "read_varint",
     "unpacked",
     "varint",
@@ -147,6 +148,21 @@ def _inspect_blocks(
         name.startswith(_FILTER) and not _is_sound(fd, _handle(value), size)
         for name, value in found.meta
     )
+
+
+def properties_of(path: str) -> dict[bytes, bytes]:
+    """What a table says of how it was made; empty where that cannot be read. Raises ``OSError``."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        size = os.fstat(fd).st_size
+        meta_at, _ = _read_footer(fd, size)
+        meta = dict(_entries(_read_block(fd, meta_at, size), has_length=True))
+        at = _handle(meta.get(_PROPERTIES, b""))
+        return dict(_entries(_read_block(fd, at, size), has_length=True))
+    except StrangeError:
+        return {}
+    finally:
+        os.close(fd)
 
 
 def write_without(source: str, target: str, damage: TableDamage) -> None:

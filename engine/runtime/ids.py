@@ -34,6 +34,7 @@ __all__ = [
     "SeededRng",
     "SystemRng",
     "first_slot_of",
+    "is_task_id",
     "seeded",
     "shard_of",
     "shard_of_slot",
@@ -84,6 +85,11 @@ def shard_of(task_id: bytes, shards: int) -> int:
 def slot_of_id(task_id: bytes) -> int:
     """The slot that an id names."""
     return (task_id[6] & 0xF) << 8 | task_id[7]
+
+
+def is_task_id(raw: bytes) -> bool:
+    """Whether these bytes may be an id of ours: sixteen, a UUID of version 7."""
+    return len(raw) == 16 and raw[6] >> 4 == 7 and raw[8] >> 6 == 2
 
 
 class Rng(Protocol):

@@ -21,7 +21,7 @@ from ...engine.bulk.rows import TaskRows
 from ...engine.records.compression import Compressor
 from ...engine.recovery.dedup_secret import Secrets
 from ...engine.runtime.clock import SystemClock
-from ...engine.runtime.ids import SLOTS
+from ...engine.runtime.ids import SLOTS, is_task_id
 from ...engine.runtime.task_id import TaskId
 from ...errors import LodeqError, UsageError
 from ...repository.bulk.stage import StageEncoding, encoded, staged_rows
@@ -193,6 +193,8 @@ class TaskEncoder:
             slot = asked
         if (carried := given.get("id")) is not None:
             task_id = TaskId(bytes(carried))
+            if not is_task_id(task_id):
+                raise UsageError(f"{task_id} is no id of a task, which is a UUID of version 7")
             if slot is not None and task_id.slot != slot:
                 raise UsageError(f"id {task_id} has slot {task_id.slot}, its key {slot}")
             return task_id

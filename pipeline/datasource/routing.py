@@ -37,7 +37,8 @@ def load_tasks(
         path: a store, open or not.
         job: name of the load, for good: it is published once, however often this is called.
         on_conflict: when a dedup key is taken: ``error`` refuses the load, ``skip`` leaves the row
-            out, ``replace`` replaces the other task.
+            out, ``replace`` replaces the other task. A row whose id the store has is left out by
+            both of these.
         parts_per_shard: Spark tasks that stage one shard.
         options: further options of the format.
 

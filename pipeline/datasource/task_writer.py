@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from ...engine.bulk.ids import IdTable, merged_ids
 from ...engine.bulk.inbox import (
     StoreInfo,
     discard,
@@ -34,7 +35,7 @@ from ...engine.bulk.inbox import (
     store_info,
 )
 from ...engine.bulk.keys import KeyTable
-from ...engine.bulk.manifest import KEYS, Conflict, Manifest, check_conflict, check_job
+from ...engine.bulk.manifest import IDS, KEYS, Conflict, Manifest, check_conflict, check_job
 from ...engine.bulk.shard_writer import RUN_BYTES, ShardPart, ShardStage, merge_buckets
 from ...engine.recovery.dedup_secret import read_secrets
 from ...engine.runtime.clock import SystemClock
@@ -46,6 +47,8 @@ from .routing import check_batches
 from .schemas import check_payload
 
 __all__ = ["Staged", "TaskStreamWriter", "TaskWriter"]
+
+IDS_AT_ONCE: Final = 4096
 
 
 @dataclass
@@ -95,9 +98,14 @@ class _Loader:
             )
         encoder = TaskEncoder(job, partition, base_us, self.info.shards, self.policy, secrets)
         stages: dict[int, ShardStage] = {}
+        given: set[bytes] = set()  # ids that rows bring
         for batch in batches:
             for row in rows_of(batch):
                 task = encoder.rows(row)
+                if not isinstance(row, UsageError) and row.get("id") is not None:
+                    if self.conflict == "skip" and task.task_id in given:
+                        continue
+                    given.add(task.task_id)
                 stage = stages.get(task.shard)
                 if stage is None:
                     stem = f"{self.attempt}-p{partition}-a{attempt}"
@@ -115,7 +123,9 @@ class _Loader:
         if not parts:
             return
         job = staged[0].job
-        _check_keys(staged_path(self.info.path, job), parts)
+        folder = staged_path(self.info.path, job)
+        _check_keys(folder, parts)
+        _check_ids(folder, parts)
         manifest = Manifest(
             job,
             self.info.store_id,
@@ -166,19 +176,36 @@ def _check_columns(table: str, schema: StructType, options: Options) -> None:
 
 def _check_keys(folder: str, parts: Iterable[ShardPart]) -> None:
     """Raise if a dedup key is twice in the load: each partition has checked its own rows only."""
+    for paths in _files_of(folder, parts, KEYS):
+        for one, other in pairwise(heapq.merge(*map(_ghosts, paths))):
+            if one == other:
+                raise DuplicateTaskError(
+                    "two rows of the load have one dedup key: drop one of them, or use "
+                    'lodeq.pipeline.load_tasks(…, on_conflict="skip")'
+                )
+
+
+def _check_ids(folder: str, parts: Iterable[ShardPart]) -> None:
+    """Raise if an id is twice in the load. Whether the store has it, only an engine can say."""
+    for paths in _files_of(folder, parts, IDS):
+        try:
+            for _ in merged_ids([IdTable.read(path) for path in paths], IDS_AT_ONCE):
+                pass
+        except DuplicateTaskError as error:
+            raise DuplicateTaskError(
+                f"{error}: drop one of the rows, or use "
+                'lodeq.pipeline.load_tasks(…, on_conflict="skip")'
+            ) from error
+
+
+def _files_of(folder: str, parts: Iterable[ShardPart], family: str) -> list[list[str]]:
+    """The files of a family, of each shard that has more than one."""
     files: dict[int, list[str]] = {}
     for part in parts:
         for mark in part.files:
-            if mark.family == KEYS:
+            if mark.family == family:
                 files.setdefault(mark.shard, []).append(os.path.join(folder, mark.name))
-    for paths in files.values():
-        if len(paths) > 1:
-            for one, other in pairwise(heapq.merge(*map(_ghosts, paths))):
-                if one == other:
-                    raise DuplicateTaskError(
-                        "two rows of the load have one dedup key: drop one of them, or use "
-                        'lodeq.pipeline.load_tasks(…, on_conflict="skip")'
-                    )
+    return [paths for paths in files.values() if len(paths) > 1]
 
 
 def _ghosts(path: str) -> Iterator[bytes]:

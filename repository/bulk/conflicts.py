@@ -1,4 +1,4 @@
-"""Conflicts between the dedup keys of a load and those that the store holds.
+"""Conflicts between the dedup keys and ids of a load and those that the store holds.
 
 The keys of a load are checked in slices, while work goes on. From before the first check on, every
 group that is sealed is watched for dedup entries of the load. So the atomic section in which the
@@ -8,6 +8,9 @@ while there are any, the load waits.
 A task whose key is held is *dropped*: its rows are hidden in the same step that would have shown
 them, and the holder's dedup entry is put back on top. With ``replace`` the holder is ended before
 that instead, unless it is leased.
+
+A task whose id is held (``id_check``) is left out with every policy: its rows are hidden in the
+same way, and the store's own rows of that id are put back on top. So these are watched, too.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from ...coalescer.group import Group
+from ...engine.bulk.ids import ListedTask
 from ...engine.bulk.keys import KeyedTask, KeyTable
 from ...engine.bulk.manifest import Conflict
 from ...engine.records.frame import attempt
-from ...engine.records.keyspace import GHOST
+from ...engine.records.keyspace import GHOST, TASK
 from ...engine.records.result import Status
 from ...engine.records.rows import OLD_FORM, decode_ghost
 from ...engine.runtime.task_id import TaskId
@@ -60,15 +64,40 @@ class Conflicts:
         self._tables = tables
         self.policy = policy
         self.touched: dict[bytes, KeyedTask] = {}
-        # By ghost, the holder's entry; None if the key is held under its old hash.
+        # By ghost, the entry that stays; None: there is none under this hash.
         self.dropped: dict[bytes, bytes | None] = {}
         # Old entries of the load's keys: they may be deleted and restored, but no new one appears.
         self._of_old: dict[bytes, KeyedTask] = {}
         self.replaced = 0
+        self.held: dict[bytes, ListedTask] = {}  # by id
+        self._kept: set[bytes] = set()  # keys under which the store has, or had, rows of its own
+        self._is_kept_touched = False
+
+    def hold(self, tasks: Sequence[ListedTask]) -> None:
+        """Leave these tasks out: the store has their ids. Before the first check."""
+        for task in tasks:
+            self.held[task.task_id] = task
+            self._kept |= {TASK + task.task_id, task.index_key}
+
+    async def read_kept(self) -> dict[bytes, bytes | None]:
+        """Read what the store has under the keys of tasks whose id is held.
+
+        A later change is noted, and shows in ``recheck``.
+        """
+        kept: dict[bytes, bytes | None] = {}
+        keys = sorted(self._kept)
+        for at in range(0, len(keys), SLICE):
+            some = keys[at : at + SLICE]
+            kept.update(zip(some, self._shard.overlay.multi_get(some), strict=True))
+            await self._core.spawner.checkpoint()
+            self._core.check()
+        return kept
 
     def watch(self, group: Group) -> None:
         """Note the keys of the load in a group that is being sealed."""
         for key, _ in group.ops:
+            if key in self._kept:
+                self._is_kept_touched = True
             if key.startswith(GHOST):
                 ghost = key[len(GHOST) :]
                 task = self._of_old.get(ghost) or self.find(ghost)
@@ -95,12 +124,16 @@ class Conflicts:
                 self._core.check()
 
     def recheck(self) -> bool:
-        """Check a slice of the touched keys again; returns whether there were any."""
+        """Check a slice of the touched keys again; returns whether there were any.
+
+        True as well if a row that is to stay has changed: it is read again for the patch.
+        """
+        is_kept_touched, self._is_kept_touched = self._is_kept_touched, False
         tasks = list(self.touched.values())[:SLICE]
         for task in tasks:
             del self.touched[task.ghost]
         self._check(tasks)
-        return bool(tasks)
+        return bool(tasks) or is_kept_touched
 
     def _check(self, tasks: Sequence[KeyedTask]) -> None:
         """Find the holders of these tasks' keys.
@@ -123,6 +156,9 @@ class Conflicts:
         rows = self._shard.overlay.multi_get([GHOST + task.ghost for task in tasks])
         for task, raw in zip(tasks, rows, strict=True):
             self.dropped.pop(task.ghost, None)
+            if task.task_id in self.held:  # whoever holds the key, this task stays out
+                self.dropped[task.ghost] = raw
+                continue
             ghost = attempt(decode_ghost, raw)  # a damaged one holds nothing
             if raw is None or ghost is None:
                 continue

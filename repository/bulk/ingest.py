@@ -5,9 +5,9 @@ A load goes through these steps; ``docs/ingest.md`` says what a crash leaves aft
 1. *Read.* Its manifest is read and compared with this store. Shards that have it already (a row
    that came in with the load says so) are left out.
 2. *Verify.* Every staged file is checked, byte by byte, in a thread.
-3. *Decide.* Its dedup keys are compared with those held here (``conflicts``). With the policy
-   ``error`` one held key ends it: it is refused, and nothing is visible. Once no shard has a
-   conflict, the load is decided.
+3. *Decide.* Its ids are compared with those of this store (``id_check``), its dedup keys with those
+   held here (``conflicts``). With the policy ``error`` one that is held ends it: it is refused, and
+   nothing is visible. Once no shard has a conflict, the load is decided.
 4. *Take*, shard by shard: earlier commits are made durable, the memtables are flushed in a thread,
    and one atomic section moves the files in and updates the state in memory (``load``).
 5. *Count.* The counters are compared with a recount, in slices.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, Literal
@@ -36,15 +36,17 @@ from ...engine.bulk.inbox import (
     read_pending,
     verify_files,
 )
-from ...engine.bulk.manifest import Manifest, check_job
+from ...engine.bulk.manifest import FAMILIES, Manifest, check_job
 from ...engine.records.ingest import Ingested, decode_ingested
 from ...engine.records.keyspace import INGESTED
+from ...engine.runtime.task_id import TaskId
 from ...engine.store.port import IngestingStore
 from ...errors import (
     ClosedError,
     CommitUnknownError,
     CorruptionError,
     DuplicateTaskError,
+    FormatTooOldError,
     LodeqError,
     OpenError,
     RecordCorruptError,
@@ -57,7 +59,8 @@ from ..model.values import Duration
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
 from .forget import forget_loads
-from .load import Load
+from .id_check import any_may_be_held, find_held
+from .load import Held, Ids, Load
 from .manifest_check import RefusedError, check_manifest
 from .recount import recount_load
 
@@ -65,6 +68,7 @@ __all__ = ["Ingester"]
 
 FLUSHES_MAX: Final = 8  # then RocksDB flushes inside, a memtable that is nearly empty
 RETRY_S: Final = 30.0
+NAMED_MAX: Final = 3  # ids in a message
 Flush = Callable[[Shard], Coroutine[Any, Any, None]]
 
 _log = logging.getLogger(__name__)
@@ -311,13 +315,60 @@ class Ingester:
         numbers = [shard.index for shard in load.missing]
         try:
             await self._thread(partial(verify_files, load.root, manifest, numbers))
-            load.watch(await self._thread(load.read_keys))
+            keys = await self._thread(load.read_keys)
+            ids = await self._thread(load.read_ids)
         except CorruptionError as error:
             if load.is_decided:
                 raise  # a part of it is visible: an operator has to look
             raise RefusedError(str(error), CorruptionError) from error
+        except UsageError as error:
+            raise RefusedError(str(error)) from error
+        load.watch(keys, await self._check_ids(load, ids))
         for conflicts in load.conflicts.values():
             await conflicts.check_keys()
+
+    async def _check_ids(self, load: Load, tables: Ids) -> Held:
+        """Find the tasks whose id this store has; with the policy ``error`` they end the load."""
+        core, job, found = self._core, load.manifest.job, {}
+        for shard, of_shard in tables.items():
+            if not load.manifest.has_ids:
+                await self._check_ranges(load, shard)
+                continue
+            try:
+                held = await find_held(core, shard, job, of_shard)
+            except (UsageError, DuplicateTaskError) as error:
+                raise RefusedError(str(error), type(error)) from error
+            if held:
+                found[shard] = held
+        ids = [TaskId(task.task_id) for some in found.values() for task in some]
+        if ids and load.policy == "error":
+            raise RefusedError(
+                f"this store has {len(ids)} of its ids already ({_named(ids)}): stage it with "
+                "on_conflict='skip', or without those tasks, or without their ids",
+                DuplicateTaskError,
+            )
+        if ids:
+            fields = {"event": "load_ids_held", "job": job, "detail": _named(ids)}
+            _log.warning(
+                "%d tasks of load %r stay out: this store has their ids already (%s)",
+                len(ids),
+                job,
+                _named(ids),
+                extra=fields,
+            )
+        return found
+
+    async def _check_ranges(self, load: Load, shard: Shard) -> None:
+        """Check a load that lists no ids, as releases before this one staged them."""
+        files = [one for one in load.manifest.files if one.family == "t"]
+        here = [one for one in files if one.shard == shard.index]
+        if load.is_decided or not await any_may_be_held(self._core, shard, load.manifest.job, here):
+            return
+        raise RefusedError(
+            "the release that staged it did not list its ids, and this store may have one of them: "
+            "stage it again, with this release",
+            FormatTooOldError,
+        )
 
     async def _decide(self, load: Load) -> None:
         """End step 3. Afterwards the load can no longer be refused."""
@@ -339,7 +390,7 @@ class Ingester:
         """Do step 4, for one shard."""
         core, conflicts = self._core, load.conflicts[shard]
         for flushes in range(1 << 30):
-            patch = await self._thread(load.patcher(shard))
+            patch = await self._thread(load.patcher(shard, await conflicts.read_kept()))
             await core.commit_barrier(shard, is_durable=True)
             await self._flush(shard)
             # atomic section
@@ -395,6 +446,12 @@ class Ingester:
         return IngestedJob(manifest.job, state, tasks, skipped, replaced)
 
 
+def _named(ids: Sequence[TaskId]) -> str:
+    """The first few, for a message."""
+    more = ", …" if len(ids) > NAMED_MAX else ""
+    return ", ".join(map(str, ids[:NAMED_MAX])) + more
+
+
 def _mark_of(shard: Shard, job: str) -> bytes | None:
     """The row that says that a shard has a load, or None.
 
@@ -428,7 +485,7 @@ def _check_readable(shard: Shard, manifest: Manifest) -> None:
         CorruptionError: they are damaged; nothing was done, and the load waits.
     """
     for file in manifest.files:
-        if file.shard == shard.index:
+        if file.shard == shard.index and file.family in FAMILIES:
             try:
                 shard.store.scan_part(file.first, file.last + b"\0", 1)
             except CorruptionError as error:

@@ -1,13 +1,14 @@
-"""State of one load while it comes in: its files and dedup keys by shard, and what is decided."""
+"""State of one load while it comes in: its files, keys and ids by shard, and what is decided."""
 
 from __future__ import annotations
 
 import os
 from functools import partial
 
+from ...engine.bulk.ids import IdTable, ListedTask
 from ...engine.bulk.inbox import staged_path
-from ...engine.bulk.keys import KeyTable
-from ...engine.bulk.manifest import KEYS, Manifest
+from ...engine.bulk.keys import KeyedTask, KeyTable
+from ...engine.bulk.manifest import FAMILIES, IDS, KEYS, Conflict, Manifest
 from ...engine.bulk.patch import load_rows, write_patch
 from ...engine.records.ingest import Ingested, LoadedRows
 from ...engine.records.keyspace import TASK, decode_expiry_key
@@ -17,9 +18,11 @@ from ..state.queue_state import Shard
 from .conflicts import Conflicts
 from .load_accounting import note_load
 
-__all__ = ["Load"]
+__all__ = ["Held", "Ids", "Load"]
 
 Tables = dict[Shard, list[KeyTable]]
+Ids = dict[Shard, list[IdTable]]
+Held = dict[Shard, list[ListedTask]]
 
 
 class Load:
@@ -51,31 +54,55 @@ class Load:
         self.conflicts: dict[Shard, Conflicts] = {}
         self._rows: list[LoadedRows] = []  # of the latest patch
 
-    def _staged(self, shard: Shard, *, keys: bool) -> list[str]:
+    def _staged(self, shard: Shard, *families: str) -> list[str]:
         folder = staged_path(self.root, self.manifest.job)
         files, _ = self.manifest.of_shard(shard.index)
-        return [os.path.join(folder, one.name) for one in files if (one.family == KEYS) is keys]
+        return [os.path.join(folder, one.name) for one in files if one.family in families]
 
     def paths(self, shard: Shard) -> list[str]:
         """Paths of a shard's row files."""
-        return self._staged(shard, keys=False)
+        return self._staged(shard, *FAMILIES)
 
     def read_keys(self) -> Tables:
         """Read the load's dedup keys. Blocks."""
         return {
-            shard: [KeyTable.read(path) for path in self._staged(shard, keys=True)]
+            shard: [KeyTable.read(path) for path in self._staged(shard, KEYS)]
             for shard in self.missing
         }
 
-    def watch(self, tables: Tables) -> None:
-        """Note every change of one of these keys from now on, until ``unwatch``."""
-        policy = self.manifest.conflict
-        if self.is_decided and policy == "error":
-            policy = "skip"
+    def read_ids(self) -> Ids:
+        """Read the ids of the load's tasks. Blocks.
+
+        Raises:
+            UsageError: one is no id of ours, or of another shard.
+        """
+        tables = {
+            shard: [IdTable.read(path) for path in self._staged(shard, IDS)]
+            for shard in self.missing
+        }
         for shard, of_shard in tables.items():
-            conflicts = Conflicts(self._core, shard, self.manifest.job, of_shard, policy)
+            for table in of_shard:
+                table.check(shard.index, self.manifest.shards)
+        return tables
+
+    @property
+    def policy(self) -> Conflict:
+        """What to do about a key or an id that is held, as things stand."""
+        asked = self.manifest.conflict
+        return "skip" if self.is_decided and asked == "error" else asked
+
+    def watch(self, tables: Tables, held: Held) -> None:
+        """Note every change of one of these keys from now on, until ``unwatch``.
+
+        Args:
+            tables: the load's dedup keys.
+            held: its tasks whose id the store has: they stay out.
+        """
+        for shard, of_shard in tables.items():
+            conflicts = Conflicts(self._core, shard, self.manifest.job, of_shard, self.policy)
+            conflicts.hold(held.get(shard, []))
             self.conflicts[shard] = conflicts
-            if of_shard:
+            if of_shard or conflicts.held:
                 shard.co.watch = conflicts.watch
 
     def unwatch(self) -> None:
@@ -96,30 +123,39 @@ class Load:
             if conflicts.policy == "error":
                 conflicts.policy = "skip"
 
-    def patcher(self, shard: Shard) -> partial[list[str]]:
-        """A function that writes a shard's patch as of now; it blocks, and returns paths."""
+    def patcher(self, shard: Shard, kept: dict[bytes, bytes | None]) -> partial[list[str]]:
+        """A function that writes a shard's patch as of now; it blocks, and returns paths.
+
+        ``kept``: the store's rows that stay, of ``Conflicts.read_kept``.
+        """
         core = self._core
         return partial(
             self._patch,
             shard,
             dict(self.conflicts[shard].dropped),
+            kept,
             core.clock.wall_us(),
             f"patch-{core.ids.token().hex()}",
         )
 
     def _patch(
-        self, shard: Shard, held: dict[bytes, bytes | None], now_us: int, stem: str
+        self,
+        shard: Shard,
+        held: dict[bytes, bytes | None],
+        kept: dict[bytes, bytes | None],
+        now_us: int,
+        stem: str,
     ) -> list[str]:
         """Write the patch, in a thread: it may have as many entries as the load has keys."""
         conflicts, manifest = self.conflicts[shard], self.manifest
-        dropped = {}
-        for ghost, raw in held.items():
+        dropped: dict[bytes, KeyedTask | ListedTask] = dict(conflicts.held)  # by id
+        for ghost in held:
             task = conflicts.find(ghost)
             if task is None:
                 raise InvariantError("a dedup key was dropped that the load does not take")
-            dropped[ghost] = (task, raw)
+            dropped.setdefault(task.task_id, task)
         _, buckets = manifest.of_shard(shard.index)
-        self._rows = load_rows(buckets, [task for task, _ in dropped.values()])
+        self._rows = load_rows(buckets, list(dropped.values()))
         tasks = sum(one.ready + one.delayed for one in self._rows)
         mark = Ingested(now_us, manifest.digest, tasks, len(dropped), conflicts.replaced)
         return write_patch(
@@ -130,7 +166,9 @@ class Load:
             mark=mark,
             seq_max=manifest.seq_max,
             rows=self._rows,
-            dropped=dropped,
+            dropped=list(dropped.values()),
+            ghosts=held,
+            kept=kept,
         )
 
     def update_state(self, shard: Shard) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...engine.bulk.manifest import KEYS, Manifest
+from ...engine.bulk.manifest import IDS, KEYS, Manifest
 from ...engine.records.keyspace import secret_fingerprint
 from ...engine.records.rows import FORMAT_KEYED, FORMAT_VERSION
 from ...errors import FormatTooOldError, LodeqError, ShardCountError, UsageError
@@ -50,14 +50,15 @@ def check_manifest(
         )
     if manifest.has_keys:
         _check_keyed(core, manifest)
-    surplus: dict[int, int] = {}  # by shard: dedup entries without a row in a keys file
-    for mark in manifest.files:
-        sign = {"g": 1, KEYS: -1}.get(mark.family, 0)
-        surplus[mark.shard] = surplus.get(mark.shard, 0) + sign * mark.rows
-    if any(surplus.values()):
+    if _differ(manifest, "g", KEYS):
         raise RefusedError(
             "its dedup entries and its keys files differ in number: stage it again, with a keys "
             "file beside each file of dedup entries"
+        )
+    if manifest.has_ids and _differ(manifest, "t", IDS):
+        raise RefusedError(
+            "its tasks and its ids files differ in number: stage it again, with an ids file "
+            "beside each file of tasks"
         )
     ahead_us = manifest.seq_max - core.clock.wall_us()
     if ahead_us > SEQ_AHEAD_US_MAX and not is_decided:  # else the clock was set back since
@@ -65,6 +66,15 @@ def check_manifest(
             f"its tasks are {ahead_us // 3_600_000_000} hours in the future: set the clock where "
             "it is staged, and stage it again"
         )
+
+
+def _differ(manifest: Manifest, family: str, listing: str) -> bool:
+    """Whether any shard has other numbers of these rows and of what lists them."""
+    surplus: dict[int, int] = {}
+    for mark in manifest.files:
+        sign = {family: 1, listing: -1}.get(mark.family, 0)
+        surplus[mark.shard] = surplus.get(mark.shard, 0) + sign * mark.rows
+    return any(surplus.values())
 
 
 def _check_keyed(core: EngineState, manifest: Manifest) -> None:

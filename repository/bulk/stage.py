@@ -125,7 +125,8 @@ class Stage:
         job: the load's name: 1 to 128 of ``A-Za-z0-9._-``. A job is published only once.
         on_conflict: what to do if a task's dedup key is held when the load comes in. ``error``:
             the whole load is refused. ``skip``: the task is left out. ``replace``: the holder is
-            cancelled, unless it is leased.
+            cancelled, unless it is leased. A task whose id the store has is never replaced, but
+            left out.
         limits: those of payloads and headers; ``pending_max`` has no effect.
         compression: as ``lodeq.open``.
         run_bytes: bytes of tasks gathered in memory for each shard.

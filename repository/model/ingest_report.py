@@ -15,7 +15,7 @@ class IngestedJob:
 
     ``state``: ``done``; ``refused``, and ``reason`` says why, nothing of it is visible; ``known``,
     it had come in before, nothing was done. ``tasks`` came in; ``skipped`` did not, for their dedup
-    key was held; ``replaced`` holders of a key gave way.
+    key or their id was held; ``replaced`` holders of a key gave way.
     """
 
     job: str

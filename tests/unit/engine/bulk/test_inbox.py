@@ -120,7 +120,7 @@ def test_what_a_full_disk_has_kept_out_is_published_all_the_same(path, monkeypat
     monkeypatch.undo()
     assert stage.publish()  # there is room again
     manifest = manifest_of(path)
-    rows = dict.fromkeys("etgq", 0) | {"keys": 0}
+    rows = dict.fromkeys("etgq", 0) | {"keys": 0, "ids": 0}
     for mark in manifest.files:
         rows[mark.family] += mark.rows
     assert manifest.tasks == rows["t"] == rows["q"] == rows["g"] == rows["keys"] == len(TASKS)

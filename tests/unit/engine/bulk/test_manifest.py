@@ -98,7 +98,7 @@ def test_what_cannot_be_is_refused(fields):
         decode_manifest(changed(**fields), "m")
 
 
-@pytest.mark.parametrize("field", [{"version": 2}, {"store_format": FORMAT_VERSION + 1}])
+@pytest.mark.parametrize("field", [{"version": 3}, {"store_format": FORMAT_VERSION + 1}])
 def test_a_newer_one_is_refused_as_that(field):
     with pytest.raises(FormatTooNewError, match="upgrade"):
         decode_manifest(changed(**field), "m")

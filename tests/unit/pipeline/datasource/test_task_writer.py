@@ -16,8 +16,9 @@ from support_jobs import refuse
 
 import lodeq
 from lodeq.engine.bulk.inbox import pending, staged_path
-from lodeq.engine.bulk.manifest import KEYS
+from lodeq.engine.bulk.manifest import IDS, KEYS
 from lodeq.engine.recovery.dedup_secret import Secrets
+from lodeq.engine.runtime.task_id import TaskId
 from lodeq.errors import DuplicateTaskError, StorePathError, UsageError
 from lodeq.pipeline.datasource import task_writer
 from lodeq.pipeline.datasource.encoder import Policy, TaskEncoder
@@ -156,7 +157,7 @@ def test_a_task_that_runs_again_stages_the_same(store: Path) -> None:
     writer = writer_of(store, batch, commitId="load", queue="mail")
     one, two = (_sums(writer.write(iter(part))) for part in ([batch], _halves(batch)))
     assert one == two
-    assert len(one) == 4 * SHARDS
+    assert len(one) == 5 * SHARDS
     other = TaskEncoder("load", 1, 0, SHARDS, Policy("mail"), SECRETS).rows({"payload": b""})
     assert (
         other.task_id
@@ -177,7 +178,7 @@ def _sums(staged: Staged) -> list[tuple]:
             mark.rows,
             mark.first,
             mark.last,
-            mark.xxh3_128 if mark.family == KEYS else "",
+            mark.xxh3_128 if mark.family in (IDS, KEYS) else "",
         )
         for part in staged.parts
         for mark in part.files
@@ -218,6 +219,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
         ({"payload": b"\xc1", "payload_kind": "msgpack"}, "the payload is not msgpack"),
         ({"payload_kind": "json"}, "payload_kind 'json' must be"),
         ({"id": b"short"}, "not a task id"),
+        ({"id": b"x" * 16}, "no id of a task, which is a UUID of version 7"),
         ({"dedup_key": "k", "slot": 1}, "slot 1 is not that of its key"),
         ({"payload": b"x" * (2 << 20)}, "payload"),
     ],
@@ -322,3 +324,43 @@ def test_a_stream_ends_once_a_batch_of_it_was_refused(store: Path) -> None:
     writer = writer_of(store, batch, TaskStreamWriter, **options)
     writer.commit([writer.write(iter([batch]))], 3)
     assert pending(str(store)) == ["app-3"]
+
+
+ID = TaskId("01a2209b-74fa-765c-9ffd-3157909d1f1c")
+
+
+def with_id(payload: bytes) -> pa.RecordBatch:
+    return batch_of([{"queue": "mail", "payload": payload, "id": bytes(ID)}])
+
+
+def test_an_id_twice_in_one_load_is_refused_in_the_planner(store: Path) -> None:
+    with pytest.raises(DuplicateTaskError, match=f"{ID}: drop one of the rows"):
+        write(store, with_id(b"one"), with_id(b"two"), commitId="load")
+    assert pending(str(store)) == []
+
+
+def test_an_id_twice_in_one_of_sparks_tasks_is_refused_or_skipped(store: Path) -> None:
+    writer = writer_of(store, with_id(b"one"))
+    with pytest.raises(DuplicateTaskError, match=str(ID)):
+        writer.write(iter([with_id(b"one"), with_id(b"two")]))
+    writer.abort([])
+    writer = writer_of(store, with_id(b"one"), onConflict="skip")
+    writer.commit([writer.write(iter([with_id(b"one"), with_id(b"two")]))])
+    assert [(lease.task_id, lease.payload) for lease in drained(store)] == [(ID, b"one")]
+
+
+def test_an_id_that_an_earlier_load_has_brought_overwrites_nothing(store: Path) -> None:
+    write(store, with_id(b"first"), commitId="a")
+    assert [lease.payload for lease in drained(store)] == [b"first"]  # and it is leased
+    write(store, with_id(b"second"), commitId="b", onConflict="skip")
+    write(store, with_id(b"third"), commitId="c")
+
+    async def take() -> None:
+        async with lodeq.open(store, inbox=False) as engine:
+            skipped, refused = (await engine.ingest()).jobs
+            assert (skipped.tasks, skipped.skipped, refused.state) == (0, 1, "refused")
+            leases = await engine.queue("mail").claim(limit=9)
+            assert [lease.payload for lease in leases] == [b"first"]
+            assert (await engine.verify()).ok
+
+    asyncio.run(take())
