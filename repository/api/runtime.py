@@ -52,6 +52,7 @@ from ..state.queue_state import Shard
 from ..state.turns import in_slices
 from ..state.waits import on_shard_thread
 from ..state.worker_register import WorkerRegister
+from ..tasks.lease_rows import save_ends
 from ..tasks.operators.queue_settings import save_starts
 from ..workflows.build import the_joins
 from ..workflows.other_leaders import OtherLeaders
@@ -354,6 +355,9 @@ class EngineRuntime:
         core.queue_limits.close()
         with suppress(LodeqError):  # then the next process knows of no starts
             save_starts(core)
+        if self.leadership is None:
+            with suppress(LodeqError):  # then leases start again in full
+                await save_ends(core)
         for futures in list(core.result_waiters.values()):
             for future in futures:
                 if not future.done():

@@ -137,8 +137,9 @@ class Lease(LeaseState):
                 extended, and nothing is lost: the lease is yours for its length from the last
                 heartbeat that returned. Try again meanwhile.
 
-        Durability: none needed; leases go back at open, exported ones restart in full (with the
-            longest length they were given, which is queued to be written and not waited for).
+        Durability: none needed. Leases go back at open. Of exported ones a close keeps the
+            end; after a kill they start again in full (with the longest length they were given, which is
+            queued to be written and not waited for), once until the next heartbeat.
         Cancellation: nothing to cancel; it does not wait.
         """
         self.core.check()
