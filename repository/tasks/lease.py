@@ -138,8 +138,8 @@ class Lease(LeaseState):
                 heartbeat that returned. Try again meanwhile.
 
         Durability: none needed. Leases go back at open. Of exported ones a close keeps the
-            end; after a kill they start again in full (with the longest length they were given, which is
-            queued to be written and not waited for), once until the next heartbeat.
+            end; after a kill they start again in full, once until the next heartbeat (with the
+            longest length they were given, which is queued to be written and not waited for).
         Cancellation: nothing to cancel; it does not wait.
         """
         self.core.check()
