@@ -47,7 +47,7 @@ def _escape(char: str) -> str:
 
 def json_line(value: Mapping[str, Any]) -> str:
     """One object on one line, in ASCII."""
-    return json.dumps(value, separators=(",", ":"))
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 class Column(NamedTuple):

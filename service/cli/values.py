@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -13,6 +12,7 @@ import click
 
 from ...engine.runtime.task_id import TaskId
 from ...errors import UsageError
+from ...repository.model.json_values import loads
 from ..shared.duration_text import seconds_of
 
 __all__ = [
@@ -49,7 +49,7 @@ def payload_of(text: str | None, *, is_json: bool) -> Any:
 def parsed(raw: bytes) -> Any:
     """The value of a JSON payload."""
     try:
-        return json.loads(raw.decode("utf-8"))
+        return loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as exc:
         raise UsageError(f"the payload is not JSON ({exc}): leave --parse out") from exc
 

@@ -15,6 +15,7 @@ from ....errors import TaskNotFoundError, UsageError
 from ....repository.api.engine import Engine
 from ....repository.model.arguments import LIMIT_MAX
 from ....repository.model.flows.workflows import ON_FAILURES
+from ....repository.model.json_values import marked
 from ....repository.model.task_options import PRIORITY_DEFAULT, PRIORITY_MAX
 from ....repository.model.values import (
     ALL_TENANTS,
@@ -39,7 +40,6 @@ from ..display import (
     result_json,
     seconds_text,
     task_json,
-    value_json,
 )
 from ..enqueue_lines import enqueue_lines, stdin_lines
 from ..function_calls import call_of, function_task, looks_like_json
@@ -306,12 +306,12 @@ async def _hand_out(leases: list[Lease], as_json: bool) -> None:
         try:
             _print_lease(lease, as_json)
             flush()
-        except OSError as exc:
+        except Exception as exc:
             for unseen in leases[n:]:
                 await unseen.release()
             rest = f"{len(leases) - n:,} of {len(leases):,} leases"
             click.echo(f"{rest} could not be printed and are released", err=True)
-            if isinstance(exc, BrokenPipeError):
+            if isinstance(exc, BrokenPipeError) or not isinstance(exc, OSError):
                 raise
             raise click.exceptions.Exit(_NOT_ALL) from exc
 
@@ -329,8 +329,8 @@ def _print_lease(lease: Lease, as_json: bool) -> None:
         "attempt": lease.attempt,
         "priority": lease.priority,
         "deadline": lease.deadline,
-        "headers": dict(lease.headers),
-        **value_json("payload", lease.payload),
+        **marked("headers", dict(lease.headers)),
+        **marked("payload", lease.payload),
     }
     print_json([document])
 
