@@ -16,7 +16,7 @@ from ...errors import RecordCorruptError
 from ...repository.model.json_values import dumps, marked, rendered
 from ...repository.model.values import Attempt, EngineStats, QueueStats, Result, Task
 from ...repository.tasks.task_end import DAMAGED
-from .output import Column, shown, stdout_errors
+from .output import Column, discard_output, flush, shown, stdout_errors
 from .tables import Bar, Rows
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "engine_json",
     "json_text",
     "labels_text",
+    "print_banner",
     "print_json",
     "print_line",
     "print_rows",
@@ -120,6 +121,15 @@ def print_line(text: str) -> None:
     """Print a line to stdout; unlike ``click.echo``, flush it only at the end, or by ``flush``."""
     with stdout_errors():
         sys.stdout.write(text + "\n")
+
+
+def print_banner(text: str) -> None:
+    """Print and flush a line of a service, which goes on although nobody can see it."""
+    try:
+        print_line(text)
+        flush()
+    except OSError:
+        discard_output()
 
 
 def print_rows(columns: Sequence[Column], rows: Iterable[Mapping[str, str]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar, cast
@@ -43,7 +44,7 @@ from ..display import (
 )
 from ..enqueue_lines import enqueue_lines, stdin_lines
 from ..function_calls import call_of, function_task, looks_like_json
-from ..output import OutputError, flush, shown
+from ..output import ClosedOutput, OutputError, flush, shown
 from ..values import Grant, duration, grant_text, headers_of, payload_of
 from .worker import load_app
 
@@ -286,6 +287,8 @@ def claim(
         worker: a name, kept with the lease and the result.
         as_json: print JSON lines instead of a table.
     """
+    if isinstance(sys.stdout, ClosedOutput):
+        raise UsageError("stdout is closed: nobody would see the leases, so none are taken")
 
     async def take() -> bool:
         async with writing(store) as engine:
