@@ -22,7 +22,17 @@ import msgpack
 
 from ...engine.runtime.task_id import TaskId
 
-__all__ = ["DEPTH_MAX", "RENDERED", "Rendered", "dumps", "loads", "marked", "rendered"]
+__all__ = [
+    "DEPTH_MAX",
+    "RENDERED",
+    "Rendered",
+    "dumps",
+    "finite",
+    "loads",
+    "marked",
+    "no_number",
+    "rendered",
+]
 
 DEPTH_MAX: Final = 150  # json itself takes less than Python's limit of recursion
 RENDERED: Final = "rendered"  # the kind of what is not the value itself
