@@ -27,6 +27,7 @@ import msgpack
 from ...engine.runtime.task_id import TaskId
 from ...errors import UsageError
 from ...repository.model.codec import CODEC, MSGPACK, RAW, PackedBytes, encode_value
+from ...repository.model.json_values import finite, no_number
 
 __all__ = [
     "JSON",
@@ -185,7 +186,7 @@ class JsonForm(Form):
     def loads(self, data: bytes) -> Any:
         """See ``Form``."""
         try:
-            return json.loads(data, parse_constant=_no_constant, parse_int=_whole)
+            return json.loads(data, parse_constant=no_number, parse_int=_whole, parse_float=finite)
         except (ValueError, RecursionError) as exc:
             raise UsageError(f"the body is not JSON: {exc}") from exc
 
@@ -251,10 +252,6 @@ def unbase64(text: str, name: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as exc:
         raise UsageError(f"{name} is not base64: {exc}") from exc
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _whole(digits: str) -> int:

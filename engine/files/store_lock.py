@@ -76,7 +76,9 @@ class StoreLock:
             raise
         return taken
 
-    def _take(self, root: str, shards: Iterable[int], free_bytes: Callable[[], int]) -> None:
+    def _take(
+        self, root: str, shards: Iterable[int], free_bytes: Callable[[], int] = lambda: 0
+    ) -> None:
         for shard in shards:
             self._of_shards[shard] = LockFile.acquire(shard_lock_path(root, shard), free_bytes)
 
@@ -94,13 +96,21 @@ class StoreLock:
         """Whether one of them was left by a holder that did not release it."""
         return any(lock.was_left for lock in self._all)
 
-    def give_shards(self) -> None:
+    def give_shards(self, root: str, shards: int) -> None:
         """Let go of single shards and keep the whole: processes below this one are to take them.
 
-        For who has opened the store whole and closed it again, with nothing left to recover.
+        For who has opened the store whole and closed it again, with nothing left to recover. What
+        was left stays so for the processes, whose engines look at its leases.
+
+        Args:
+            root: the store's folder.
+            shards: how many it has.
         """
+        was_left = self.was_left
+        if was_left:
+            self._take(root, [one for one in range(shards) if one not in self._of_shards])
         for lock in self._of_shards.values():
-            lock.release()
+            lock.release(is_sound=not was_left)
         self._of_shards.clear()
 
     def release(self, *, is_sound: bool = True) -> None:

@@ -25,6 +25,7 @@ from ...errors import (
     StorePathError,
 )
 from ..bulk.reader import open_over
+from ..files.lockfile import LockFile
 from ..files.paths import is_rocksdb, normal_path, shard_path
 from ..records.keyspace import OPEN, STAMP
 from ..records.rows import Stamp, decode_open, decode_stamp
@@ -34,6 +35,9 @@ from ..store.rocks_options import SharedMemory
 
 __all__ = ["LookedAt", "look_at"]
 
+_PREFIX: Final = "lodeq-look-"
+_MARK: Final = "lock"
+_LEFT_MAX: Final = 64  # folders of killed readers removed at once
 CACHE_BYTES: Final = 32 << 20
 DURABILITIES: Final[tuple[Durability, ...]] = get_args(Durability)  # by their number in the stamp
 
@@ -43,12 +47,15 @@ class LookedAt(OpenStore):
     """A store opened to be read. ``overlay``: the folder of links, removed by ``close``."""
 
     overlay: str = ""
+    mark: LockFile | None = None  # says that the folder is in use
 
     def close(self) -> None:
         """Close the shards, remove the links. Idempotent. Blocks."""
         for shard in self.shards:
             shard.store.close()
         shutil.rmtree(self.overlay, ignore_errors=True)
+        if self.mark is not None:
+            self.mark.release()
 
 
 def look_at(path: str | os.PathLike[str]) -> LookedAt:
@@ -63,7 +70,7 @@ def look_at(path: str | os.PathLike[str]) -> LookedAt:
     if not is_rocksdb(shard_path(root, 0)):
         raise StorePathError(f"{root} holds no store: give the folder of one, or of a checkpoint")
     memory = SharedMemory(CACHE_BYTES)
-    work = tempfile.mkdtemp(prefix="lodeq-look-")
+    work, mark = _work_folder(root)
     opened: list[RocksStore] = []
     try:
         opened.append(_open_shard(root, 0, work, memory))
@@ -75,11 +82,12 @@ def look_at(path: str | os.PathLike[str]) -> LookedAt:
             for index, store in enumerate(opened)
         ]
         durability = DURABILITIES[stamp.durability]
-        return LookedAt(root, stamp.store_id, shards, durability, overlay=work)
+        return LookedAt(root, stamp.store_id, shards, durability, overlay=work, mark=mark)
     except BaseException as exc:
         for store in opened:
             store.close()
         shutil.rmtree(work, ignore_errors=True)
+        mark.release()
         if isinstance(exc, OSError):
             raise StorePathError(f"{exc.filename or root}: {exc.strerror}") from exc
         if isinstance(exc, CorruptionError) and not isinstance(exc, RecoveryRefusedError):
@@ -88,6 +96,45 @@ def look_at(path: str | os.PathLike[str]) -> LookedAt:
                 "or 'lodeq repair'"
             ) from exc
         raise
+
+
+def _work_folder(root: str) -> tuple[str, LockFile]:
+    """A folder for links, and the lock that says that it is in use; removes what is left of others.
+
+    Where there is no folder for temporary files, it is in the user's own, in memory, or beside the
+    store.
+    """
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    others = [own] if own else []
+    for parent in (None, *others, "/dev/shm", os.path.dirname(root)):  # noqa: S108 - as mkdtemp does
+        try:
+            work = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+        except OSError:
+            continue
+        _remove_left(os.path.dirname(work))
+        return work, LockFile.acquire(os.path.join(work, _MARK))
+    raise StorePathError(
+        "no folder can be written for the links through which a store is read: set TMPDIR to one"
+    )
+
+
+def _remove_left(parent: str) -> None:
+    """Remove folders of readers that were killed. One that is at work holds its mark."""
+    try:
+        names = [name for name in os.listdir(parent) if name.startswith(_PREFIX)]
+    except OSError:
+        return
+    for name in names[:_LEFT_MAX]:
+        left = os.path.join(parent, name)
+        mark = os.path.join(left, _MARK)
+        try:
+            if os.lstat(left).st_uid != os.geteuid() or not os.path.isfile(mark):
+                continue
+            taken = LockFile.acquire(mark)
+        except (OSError, OpenError):  # at work, or gone meanwhile
+            continue
+        shutil.rmtree(left, ignore_errors=True)
+        taken.release()
 
 
 def _open_shard(root: str, index: int, work: str, memory: SharedMemory) -> RocksStore:

@@ -3,13 +3,15 @@
 ::
 
     0   u8   'L'            1   u8  version, 1
-    2   u16  flags: 1 exported, 2 moved (an s/ row exists), 4 body (a b/ row), 8 member (of a join)
+    2   u16  flags: 1 exported, 2 moved (an s/ row exists), 4 body (a b/ row), 8 member (of a join),
+             16 restarted (in full, after an unclean end; no heartbeat has come since)
     4   u16  attempts (this run included)      6  u8 priority   7 u8 0
     8   u64  epoch          16  16 B token
     32  i64  leased_us      40  u32 lease_ms   44 u32 record bytes of the task
     48  i64  created_us     56  i64 seq (of the ready key)    64 i64 expires_ms (TTL)
     72  32 B policy         104 16 B ghost key 120 i64 ghost_expires_ms
-    128 u8   queue bytes    129 u8 tenant bytes   130 u16 worker bytes   132 u32 0
+    128 u8   queue bytes    129 u8 tenant bytes   130 u16 worker bytes
+    132 i32  its end, in eighths of a second from leased_us; 0: after lease_ms
     136      queue, tenant, worker
     end u64  xxh3_64
 
@@ -33,25 +35,31 @@ __all__ = [
     "LEASE_HEAD",
     "LEASE_MARK",
     "MOVED_FLAG",
+    "RESTARTED",
     "LeaseRecord",
     "decode_lease",
     "encode_lease",
     "encode_lease_head",
     "encode_lease_tail",
+    "ending_at",
+    "ends_us",
     "lease_packer",
 ]
 
 # Head (changes with every lease) and tail (the same for all leases of a worker on a queue) are
 # packed apart: the hot path keeps the tail.
 LEASE_HEAD: Final = struct.Struct("<BBHHBBQ16sqIIqqq")
-LEASE_TAIL: Final = struct.Struct("<32s16sqBBHI")
-LEASE_BODY: Final = struct.Struct("<BBHHBBQ16sqIIqqq32s16sqBBHI")
+LEASE_TAIL: Final = struct.Struct("<32s16sqBBHi")
+LEASE_BODY: Final = struct.Struct("<BBHHBBQ16sqIIqqq32s16sqBBHi")
 _KIND: Final = 0x4C
 _VERSION: Final = 1
 LEASE_MARK: Final[int] = 0x014C  # kind and version, as the u16 that they are together
 EXPORTED: Final = 1
 MOVED_FLAG: Final = 2
 BODY_LEASE: Final = 4  # both are those of the index row, one bit up
+RESTARTED: Final = 16
+_END_US: Final = 125_000
+_END_MAX: Final = (1 << 31) - 1  # eighths of a second: 8 years
 
 
 class LeaseRecord(NamedTuple):
@@ -74,6 +82,19 @@ class LeaseRecord(NamedTuple):
     queue: bytes
     tenant: bytes
     worker: bytes
+    end: int = 0
+
+
+def ends_us(record: LeaseRecord) -> int:
+    """When a lease ends, in wall microseconds, as its row has it: it knows no heartbeats."""
+    after_us = record.end * _END_US if record.end else record.lease_ms * 1000
+    return record.leased_us + after_us
+
+
+def ending_at(record: LeaseRecord, until_us: int) -> LeaseRecord:
+    """The same lease with another end, rounded up to an eighth of a second."""
+    end = -((record.leased_us - until_us) // _END_US) or 1
+    return record._replace(end=max(-_END_MAX, min(end, _END_MAX)))
 
 
 def encode_lease_head(r: LeaseRecord) -> bytes:
@@ -97,7 +118,13 @@ def encode_lease_head(r: LeaseRecord) -> bytes:
 
 
 def encode_lease_tail(
-    policy: bytes, ghost: bytes, ghost_expires_ms: int, queue: bytes, tenant: bytes, worker: bytes
+    policy: bytes,
+    ghost: bytes,
+    ghost_expires_ms: int,
+    queue: bytes,
+    tenant: bytes,
+    worker: bytes,
+    end: int = 0,
 ) -> bytes:
     """The part that stays.
 
@@ -108,9 +135,10 @@ def encode_lease_tail(
         queue: its name, at most 64 bytes.
         tenant: as ``queue``.
         worker: at most 256 bytes.
+        end: as ``LeaseRecord`` has it.
     """
     return (
-        LEASE_TAIL.pack(policy, ghost, ghost_expires_ms, len(queue), len(tenant), len(worker), 0)
+        LEASE_TAIL.pack(policy, ghost, ghost_expires_ms, len(queue), len(tenant), len(worker), end)
         + queue
         + tenant
         + worker
@@ -132,7 +160,9 @@ def encode_lease(r: LeaseRecord) -> bytes:
     """The record's bytes."""
     return seal(
         encode_lease_head(r)
-        + encode_lease_tail(r.policy, r.ghost, r.ghost_expires_ms, r.queue, r.tenant, r.worker)
+        + encode_lease_tail(
+            r.policy, r.ghost, r.ghost_expires_ms, r.queue, r.tenant, r.worker, r.end
+        )
     )
 
 
@@ -160,7 +190,7 @@ def decode_lease(raw: bytes) -> LeaseRecord:
         nq,
         nt,
         nw,
-        _,
+        end,
     ) = LEASE_BODY.unpack_from(raw)
     a = LEASE_BODY.size + nq
     b = a + nt
@@ -184,4 +214,5 @@ def decode_lease(raw: bytes) -> LeaseRecord:
         raw[LEASE_BODY.size : a],
         raw[a:b],
         raw[b : b + nw],
+        end,
     )

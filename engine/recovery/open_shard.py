@@ -57,6 +57,7 @@ from ..files.paths import (
     has_remains,
     is_rocksdb,
     list_layout,
+    lock_path,
     make_root,
     normal_path,
     refused_path,
@@ -147,6 +148,7 @@ class OpenStore:
     recoveries: list[str] = field(default_factory=list)
     lock: StoreLock | None = None
     is_sound: bool = True  # nothing is left for the next open to sync
+    was_left: bool = True  # no owner has closed it since its leases were looked at
     ballast_bytes: int = 0  # what the next recovery may want; 0: no ballast is kept
     total: int = 0  # how many shards the store has, here or not; 0: those that are open
     memory: SharedMemory | None = None  # of all shards
@@ -160,8 +162,8 @@ class OpenStore:
         """Close the shards, then release the lock. Idempotent. Blocks."""
         for shard in self.shards:
             shard.close()
-        if self.lock is not None:
-            self.lock.release(is_sound=self.is_sound)
+        if self.lock is not None:  # leases of an owner that died wait for the next engine
+            self.lock.release(is_sound=self.is_sound and not self.was_left)
 
 
 def open_memory(
@@ -254,6 +256,7 @@ def open_store(
     else:
         make_root(root)
     space = _Space(root, hosts)
+    is_copy = not os.path.lexists(lock_path(root))  # or new: what it copies may have lived on
     try:
         lock = _lock(root, hosts if is_shared else None, space)
     except StorageFullError as exc:
@@ -274,7 +277,9 @@ def open_store(
             has_journal=has_journal,
             hosts=hosts,
         )
-        return _open_in(space, begin_attempt, shards, durability, rng or SystemRng(), now_ms)
+        opened = _open_in(space, begin_attempt, shards, durability, rng or SystemRng(), now_ms)
+        opened.was_left |= is_copy
+        return opened
     except OSError as exc:
         lock.abandon()
         raise StorageError(f"{exc.filename or root}: {exc.strerror}; look at the disk") from exc
@@ -534,6 +539,7 @@ class _Opening:
             cast(Durability, durability or stamped),
             reports,
             self._lock,
+            was_left=self._lock.was_left,
             ballast_bytes=2 * self._shared.write_buffer_bytes if keeps_ballast else 0,
             total=stamp.shards,
             memory=self._shared,

@@ -7,7 +7,6 @@ times count from one moment of the load.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,6 +26,7 @@ from ...errors import LodeqError, UsageError
 from ...repository.bulk.stage import StageEncoding, encoded, staged_rows
 from ...repository.model.arguments import names_of
 from ...repository.model.encoded_tasks import EncodedTask, TaskTemplate
+from ...repository.model.json_values import loads
 from ...repository.model.values import Limits, NewTask
 
 __all__ = ["TASK_COLUMNS", "Policy", "TaskEncoder", "rows_of"]
@@ -214,7 +214,7 @@ def _payload(given: Mapping[str, Any]) -> Any:
         return payload
     if kind == "json" and isinstance(payload, str):
         try:
-            return json.loads(payload)
+            return loads(payload)
         except (ValueError, RecursionError) as exc:
             raise UsageError(f"the payload is not JSON: {exc}") from exc
     if kind != "msgpack" or not isinstance(payload, bytes):

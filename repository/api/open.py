@@ -3,7 +3,8 @@
 Open costs O(queues + live leases): counter rows become queues and tenants in memory, lease rows
 become leases, and the first due row and first expiry row of each range become deadlines. Nothing
 else is read; the backlog stays on disk. A lease granted by the previous process goes back at once,
-its attempt counted; an exported one, whose worker may still run, starts again in full.
+its attempt counted; an exported one, whose worker may still run, goes on until its end. If that
+process did not close the store, nobody knows that end: the lease starts again in full, once.
 """
 
 from __future__ import annotations
@@ -544,7 +545,9 @@ async def build(
                 is_here=keep_events,
                 is_gone=runtime.forget,
             )
-        await _read_rows(core, refusal, owns_shards=leadership is None and refusal is None)
+        is_owner = leadership is None and refusal is None
+        await _read_rows(core, refusal, owns_shards=is_owner, was_left=opened.was_left)
+        opened.was_left = False
     except BaseException:
         core.is_closed = True
         if runtime.event_publisher is not None:
@@ -620,7 +623,7 @@ def _open_files(path: str, least: int, core: EngineState, shard: Shard) -> None:
 
 
 async def _read_rows(
-    core: EngineState, refusal: NotLeaderError | None, *, owns_shards: bool
+    core: EngineState, refusal: NotLeaderError | None, *, owns_shards: bool, was_left: bool
 ) -> None:
     """Build memory from the rows; give back the leases of the process before."""
     for shard in core.hosted:
@@ -633,7 +636,7 @@ async def _read_rows(
     for shard in own:
         with _refused(shard.index):
             await count_at_open(core, shard)
-            await in_slices(core, note_leases(core, shard, noted))
+            await in_slices(core, note_leases(core, shard, noted, was_left))
     with _refused():
         await load_leases(core, noted)
     for shard in own:

@@ -393,8 +393,8 @@ class Queue:
             lease: seconds until it may be reaped, at most 49 days; None uses the queue's.
             wait: seconds to wait for the first task; an enqueue wakes the wait at once.
             worker: a name kept with the lease and the result, at most 256 bytes.
-            exported: the worker is another process: after a restart of this one the lease starts
-                again in full instead of going back.
+            exported: the worker is another process: after a restart of this one the lease goes on
+                until its end instead of going back; after a kill it starts again in full, once.
             skip_tenants: with ALL_TENANTS, tenants that get nothing this time.
 
         Raises:

@@ -52,6 +52,7 @@ from ..state.queue_state import Shard
 from ..state.turns import in_slices
 from ..state.waits import on_shard_thread
 from ..state.worker_register import WorkerRegister
+from ..tasks.lease_rows import save_ends
 from ..tasks.operators.queue_settings import save_starts
 from ..workflows.build import the_joins
 from ..workflows.other_leaders import OtherLeaders
@@ -90,6 +91,7 @@ class EngineRuntime:
         self._is_ingesting = False
         self._body_gc_task: TaskHandle | None = None
         self._reaper_task: TaskHandle | None = None
+        self._runs_reaper = False  # as a task: no clock moved by hand calls it
         self._reaper_end: str | None = None  # why it ended although nobody stopped it
         self._watch: TimerHandle | None = None
         self._driven: TimerHandle | None = None
@@ -117,6 +119,7 @@ class EngineRuntime:
         if reaper is not None and isinstance(core.clock, DrivingClock):
             self._driven = core.clock.drive(reaper.catch_up)
         elif reaper is not None:
+            self._runs_reaper = True
             self._reaper_task = core.spawner.spawn(
                 partial(self._run_reaper, reaper), "lodeq-reaper"
             )
@@ -354,11 +357,15 @@ class EngineRuntime:
         core.queue_limits.close()
         with suppress(LodeqError):  # then the next process knows of no starts
             save_starts(core)
+        if self.leadership is None:
+            with suppress(LodeqError):  # then leases start again in full
+                await save_ends(core)
         for futures in list(core.result_waiters.values()):
             for future in futures:
                 if not future.done():
                     future.set_exception(ClosedError(why))
         core.result_waiters.clear()
+        await self._finish_upkeep()
         if self.event_publisher is not None:
             await self.event_publisher.finish()
         for shard in core.hosted:
@@ -375,6 +382,19 @@ class EngineRuntime:
         if self.leadership is not None:
             await self.leadership.closed()
         await core.spawner.aclose()
+
+    async def _finish_upkeep(self) -> None:
+        """Do a bounded share of what is due, if the engine was open too shortly for any."""
+        if self.reaper is not None and self.leadership is None:
+            if self._runs_reaper:
+                await self.reaper.finish()
+            await self.body_gc.finish()
+
+    async def upkeep(self) -> None:
+        """Do all upkeep that is due now, rather than bit by bit beside other work."""
+        if self.reaper is not None:
+            await self.reaper.do_all()
+        await self.body_gc.do_all()
 
     async def _stop_background(self) -> None:
         if self._watch is not None:

@@ -591,6 +591,12 @@ class EngineView:
         """
         return scan_tasks(self._core, queue, tenant, dead=dead)
 
+    # -- upkeep ------------------------------------------------------------------------
+
+    async def upkeep(self) -> None:
+        """Do all upkeep that is due: expired leases and tasks, results, body files."""
+        await self._runtime.upkeep()
+
     # -- purges ------------------------------------------------------------------------
 
     async def purge_parts(self, planned: tuple[bytes, int], parts: Parts) -> PurgeReport:

@@ -61,6 +61,7 @@ WAIT_S = 0.1
 QUIET_S = 15.0  # since the last death in a file: the rest of it may die soon, too
 COPY_BYTES_S: Final = 32 << 20
 LOOK_FILES: Final = 64  # examined in one pass
+SHARE_FILES: Final = 16  # removed at the close of an engine that was open for a moment
 SAMPLE_ROWS: Final = 1024
 
 _log = logging.getLogger(__name__)
@@ -85,6 +86,8 @@ class BodyGC:
         self._core = core
         self._wakers: set[Future] = set()
         self._is_stopping = False
+        self._is_finishing = False
+        self._has_passed = False  # all files have been looked at since the open
         self.pauses = 0  # checkpoints and checks at work: no file goes meanwhile
         self.quiet_s = QUIET_S
 
@@ -102,10 +105,63 @@ class BodyGC:
                     await self.step(shard)
                 except LodeqError:  # of this shard; the next pass may succeed
                     _log_failure(shard)
+            self._has_passed = True
             await self.pause(LOOK_S)
 
+    async def finish(self) -> None:
+        """At a close before the first pass has ended: remove a few files that no row needs.
+
+        So they do not pile up in a store that is only ever opened for moments. Others are looked at
+        in each opening, for those at the front may be needed for long.
+        """
+        if self._has_passed:
+            return
+        self._is_finishing = True
+        try:
+            for shard in self._core.hosted:
+                bodies = shard.bodies
+                if bodies is None or bodies.is_replica or shard.co.refused_write is not None:
+                    continue
+                if bodies.files.files():
+                    try:
+                        await self._remove_some(shard, bodies)
+                    except LodeqError:
+                        _log_failure(shard)
+        finally:
+            self._is_finishing = False
+
+    async def _remove_some(self, shard: Shard, bodies: Bodies) -> None:
+        if not bodies.is_known:
+            await self._begin(shard, bodies)
+        numbers = [file.number for file in bodies.files.files()]
+        first = (shard.next_epoch >> 40) * LOOK_FILES % len(numbers)
+        removed = 0
+        for number in (numbers[first:] + numbers[:first])[:LOOK_FILES]:
+            if removed == SHARE_FILES or self._is_held(shard):
+                return
+            if number == bodies.files.current or bodies.is_busy(number):
+                continue
+            if next(live_bodies(shard, number), None) is None:
+                with bodies.busy(number):
+                    removed += await self._remove(shard, bodies, number)
+
+    async def do_all(self) -> None:
+        """Look at every file now, however lately something has died in it, and free what pays."""
+        quiet_s, self.quiet_s = self.quiet_s, 0.0
+        try:
+            for shard in self._core.hosted:
+                bodies, left = shard.bodies, -1
+                while bodies is not None and not self._is_stopping:
+                    await self.step(shard)
+                    if len(bodies.to_look) == left:
+                        break
+                    left = len(bodies.to_look)
+        finally:
+            self.quiet_s = quiet_s
+
     def _is_held(self, shard: Shard) -> bool:
-        return self._is_stopping or self.pauses > 0 or not shard.co.takes_local_writes
+        is_over = self._is_stopping and not self._is_finishing
+        return is_over or self.pauses > 0 or not shard.co.takes_local_writes
 
     async def _begin(self, shard: Shard, bodies: Bodies) -> None:
         """Have all files of a shard looked at, once it may be known whether any may go."""

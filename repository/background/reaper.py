@@ -56,6 +56,7 @@ LATE_S = 2.0
 IDLE_LANES_EVERY = 30
 LANES = 1024  # checked for being idle in one turn
 PINNED_S = 10.0  # between two looks at results that workflows pin beyond ``results_max``
+SHARE_SLICES = 32  # of what is due, at the close of an engine that was open for a moment
 FRUITLESS_S = 0.01  # the first pause after a pass that achieved nothing
 
 
@@ -71,6 +72,7 @@ class Reaper:
         self._waker: Future | None = None
         self._is_stopping = False
         self._passes = 0
+        self._has_passed = False  # a pass has come to its end
         self._is_fruitful = True  # whether the last pass achieved anything
         self._pause_s = 0.0
         self._was_held_up = False  # in the last pass: the next one skips leases
@@ -136,16 +138,44 @@ class Reaper:
         self._was_held_up = False
         for groups in self._slices(skip_leases=skip_leases):
             before = clock.mono()
-            # All futures before the first await: a group is dropped once it is committed.
-            for future in [shard.co.wait(group) for shard, group in groups.items()]:
-                try:
-                    await future
-                except LodeqError:
-                    continue  # a poisoned shard ends the work on it, not the reaper
-            await self._core.spawner.checkpoint()
+            await self._committed(groups)
             # Never in two passes in a row: leases must be reaped.
             if clock.mono() - before > LATE_S:
                 self._was_held_up = not skip_leases
+        self._has_passed = True
+
+    async def _committed(self, groups: dict[Shard, Group]) -> None:
+        """Wait for the commits of a slice, and give the loop a turn."""
+        # All futures before the first await: a group is dropped once it is committed.
+        for future in [shard.co.wait(group) for shard, group in groups.items()]:
+            try:
+                await future
+            except LodeqError:
+                continue  # a poisoned shard ends the work on it, not the reaper
+        await self._core.spawner.checkpoint()
+
+    async def finish(self) -> None:
+        """At a close before the first pass has ended: do a share of what is due.
+
+        So a store that is only ever opened for moments is looked after as well.
+        """
+        if self._has_passed:
+            return
+        self._is_stopping = False
+        try:
+            for done, _ in enumerate(self._slices(), 1):
+                await self._core.spawner.checkpoint()  # nobody waits for a disk that is full
+                if done == SHARE_SLICES:
+                    return
+            self._has_passed = True
+        finally:
+            self._is_stopping = True
+
+    async def do_all(self) -> None:
+        """Do everything that is due now, pass by pass, until a pass achieves nothing."""
+        self._is_fruitful = True
+        while self._is_fruitful and not self._is_stopping:
+            await self.step()
 
     def catch_up(self) -> float:
         """Do everything that is due now; the commits follow at the end of the tick.

@@ -26,7 +26,15 @@ from ...engine.records.keyspace import (
     prefix_end,
     ready_key,
 )
-from ...engine.records.lease import EXPORTED, LeaseRecord, decode_lease
+from ...engine.records.lease import (
+    EXPORTED,
+    RESTARTED,
+    LeaseRecord,
+    decode_lease,
+    encode_lease,
+    ending_at,
+    ends_us,
+)
 from ...engine.records.progress import ProgressRecord, decode_progress
 from ...engine.records.task import TIMES, decode_task
 from ...engine.runtime.task_id import TaskId
@@ -50,20 +58,51 @@ __all__ = [
 Noted = tuple[int, bytes, Shard]  # (seq, task id, shard) of a lease that goes back
 
 
-def note_leases(core: EngineState, shard: Shard, noted: list[Noted]) -> Generator[None, None, None]:
-    """Read the leases of the previous process: exported ones start again in full, others are noted.
+def note_leases(
+    core: EngineState, shard: Shard, noted: list[Noted], was_left: bool | None = None
+) -> Generator[None, None, None]:
+    """Read the leases of the previous process: exported ones go on, others are noted.
+
+    An exported one goes on until its end, and is noted if that has passed. If the previous process
+    may have extended it, and has not said so, it starts again in full.
 
     Of each only what orders them is kept: there may be many. Yields after each page.
+
+    Args:
+        core: the engine's state.
+        shard: whose leases; it takes writes, or ``was_left`` is None.
+        noted: takes those that go back.
+        was_left: whether the previous process has not closed the store. None: another replica led
+            the shard, and may have extended its leases until now.
     """
     for rows in row_parts(shard, LEASE, LEASE_END):
         for key, raw in rows:
             record = decode_lease(raw)
-            if record.flags & EXPORTED:
+            if not record.flags & EXPORTED:
+                noted.append((record.seq, key[2:], shard))
+            elif was_left is None:
                 _restore(core, shard, key[2:], record)
+            elif was_left and not record.flags & RESTARTED:
+                record = record._replace(flags=record.flags | RESTARTED)
+                until_us = core.clock.wall_us() + record.lease_ms * 1000
+                again = encode_lease(ending_at(record, until_us))
+                shard.co.begin(len(again) + 64).ops.append((key, again))
+                _restore(core, shard, key[2:], record)
+            elif (left_s := _left_s(core, record)) > 0:
+                _restore(core, shard, key[2:], record, left_s)
             else:
                 noted.append((record.seq, key[2:], shard))
         yield
     yield from _note_progress(core, shard)
+
+
+def _left_s(core: EngineState, record: LeaseRecord) -> float:
+    """How long an exported lease still lasts: never longer than it was given.
+
+    So it ends in that time at the latest, wherever the wall clock was set meanwhile.
+    """
+    left_us = ends_us(record) - core.clock.wall_us()
+    return min(left_us / 1e6, record.lease_ms / 1000)
 
 
 def _note_progress(core: EngineState, shard: Shard) -> Generator[None, None, None]:
@@ -90,11 +129,13 @@ def lease_slices(core: EngineState, noted: list[Noted]) -> Iterator[dict[Shard, 
                 continue
             if shard not in groups:
                 groups[shard] = shard.co.begin(pages.SLICE * 256)
-            lease = _restore(core, shard, raw_id, decode_lease(raw))
+            record = decode_lease(raw)
+            lease = _restore(core, shard, raw_id, record)
             if shard.inherits_mono > lease.granted_mono:
                 continue  # the leader before may still extend it
             with groups[shard]:
-                reap(core, groups[shard], lease, b"process died")
+                is_over = record.flags & EXPORTED
+                reap(core, groups[shard], lease, b"lease expired" if is_over else b"process died")
         yield groups
 
 
@@ -105,7 +146,10 @@ async def load_leases(core: EngineState, noted: list[Noted]) -> None:
             await future
 
 
-def _restore(core: EngineState, shard: Shard, raw_id: bytes, r: LeaseRecord) -> Lease:
+def _restore(
+    core: EngineState, shard: Shard, raw_id: bytes, r: LeaseRecord, left_s: float | None = None
+) -> Lease:
+    """Make a lease of its row; ``left_s``: how long it lasts, None: in full."""
     bucket: ShardQueue = core.lane(r.queue, r.tenant).bucket(shard)
     task = attempt(decode_task, shard.overlay.get_sound(TASK + raw_id))
 
@@ -116,7 +160,8 @@ def _restore(core: EngineState, shard: Shard, raw_id: bytes, r: LeaseRecord) -> 
         lease.epoch, lease.token, lease.worker = r.epoch, r.token, r.worker
         lease.lease_s = r.lease_ms / 1000
         lease.granted_mono = core.clock.mono()
-        deadline, until = lease.granted_mono + lease.lease_s, shard.inherits_mono
+        deadline = lease.granted_mono + (lease.lease_s if left_s is None else left_s)
+        until = shard.inherits_mono
         if until > lease.granted_mono:
             deadline = max(deadline, until) if r.flags & EXPORTED else until
         lease.deadline_mono = deadline
@@ -132,7 +177,10 @@ def _restore(core: EngineState, shard: Shard, raw_id: bytes, r: LeaseRecord) -> 
     core.leases[lease.task_id] = lease
     if core.has_limits:
         core.queue_limits.restored(lease)
-    core.deadlines.watch([lease])
+    if left_s is None:
+        core.deadlines.watch([lease])
+    else:
+        core.deadlines.rewatch(lease)
     return lease
 
 

@@ -137,7 +137,8 @@ class Lease(LeaseState):
                 extended, and nothing is lost: the lease is yours for its length from the last
                 heartbeat that returned. Try again meanwhile.
 
-        Durability: none needed; leases go back at open, exported ones restart in full (with the
+        Durability: none needed. Leases go back at open. Of exported ones a close keeps the
+            end; after a kill they start again in full, once until the next heartbeat (with the
             longest length they were given, which is queued to be written and not waited for).
         Cancellation: nothing to cancel; it does not wait.
         """

@@ -14,12 +14,11 @@ from xxhash import xxh3_64_intdigest
 
 from ...coalescer.commit_loop import GROUP_BYTES_MAX, SUBMISSION_BYTES_MAX
 from ...engine.records.attempts import Outcome
-from ...engine.records.keyspace import LEASE, PROGRESS, RESULT
-from ...engine.records.lease import EXPORTED, LeaseRecord, encode_lease
+from ...engine.records.keyspace import PROGRESS, RESULT
+from ...engine.records.lease import EXPORTED, RESTARTED
 from ...engine.records.policy import decode_policy
 from ...engine.records.progress import ProgressRecord, encode_progress
 from ...engine.records.result import HAS_VALUE, Status, decode_result, is_history
-from ...engine.records.task import TIMES
 from ...engine.runtime.event_loop import Future
 from ...errors import (
     LeaseLostError,
@@ -38,6 +37,7 @@ from ..state.engine_state import EngineState
 from ..state.lease_state import LeaseState
 from ..state.queue_state import Shard
 from .enqueue import place
+from .lease_rows import store_length
 from .task_end import End, die, end_if_past_ttl, finish, finish_all, finish_one, put_back
 
 __all__ = [
@@ -89,8 +89,8 @@ def heartbeat(lease: LeaseState, seconds: float) -> None:
     core: EngineState = lease.core
     check_lease(core, lease)
     lease.bucket.shard.co.check_session()
-    if lease.flags & EXPORTED and seconds > lease.lease_s:
-        _store_length(core, lease, min(seconds, LEASE_S_MAX))
+    if lease.flags & EXPORTED and (seconds > lease.lease_s or lease.flags & RESTARTED):
+        store_length(lease, min(seconds, LEASE_S_MAX))
     deadline = core.clock.mono() + seconds
     sooner = deadline < lease.deadline_mono
     lease.deadline_mono = deadline
@@ -114,36 +114,6 @@ def report_progress(lease: LeaseState, fraction: object, note: object) -> None:
     co = lease.bucket.shard.co
     if co.takes_writes:
         co.begin().ops.append((PROGRESS + lease.task_id, encode_progress(record)))
-
-
-def _store_length(core: EngineState, lease: LeaseState, seconds: float) -> None:
-    """An exported lease outlives the process: it must not restart with less than it was given."""
-    co, lane = lease.bucket.shard.co, lease.bucket.lane
-    if not co.takes_writes or seconds <= getattr(lease, "stored_s", lease.lease_s):
-        return
-    group = co.begin()
-    created_us, seq = TIMES.unpack(lease.times)
-    record = LeaseRecord(
-        lease.flags,
-        lease.attempt,
-        lease.priority,
-        lease.epoch,
-        lease.token,
-        lease.leased_us,
-        round(seconds * 1000),
-        lease.record_bytes,
-        created_us,
-        seq,
-        lease.expires_ms,
-        lease.packed_policy,
-        lease.ghost,
-        lease.ghost_expires_ms,
-        lane.queue,
-        lane.tenant,
-        lease.worker,
-    )
-    group.ops.append((LEASE + lease.task_id, encode_lease(record)))
-    lease.stored_s = seconds
 
 
 # -- the calls -------------------------------------------------------------------------

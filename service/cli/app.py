@@ -30,8 +30,22 @@ class _Refused(click.ClickException):
         click.echo(f"error: {shown(self.message)}", file=file, err=True)
 
 
+def _say_not_shown(exc: OSError) -> None:
+    click.echo(
+        f"error: stdout cannot be written, so the result is not shown: {exc.strerror}", err=True
+    )
+
+
 class _Family(click.Group):
     """The group of all commands. An error of ours, or of the system, becomes a single line."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """See ``click.Group``. The help of the group itself is printed before ``invoke``."""
+        try:
+            return super().main(*args, **kwargs)
+        except OutputError as exc:
+            _say_not_shown(exc)
+            raise SystemExit(_OUTPUT_FAILED) from exc
 
     def invoke(self, ctx: click.Context) -> Any:
         """See ``click.Group``."""
@@ -42,10 +56,7 @@ class _Family(click.Group):
             discard_output()
             ctx.exit(_PIPE_CLOSED)
         except OutputError as exc:  # what was done is not undone by it
-            click.echo(
-                f"error: stdout cannot be written, so the result is not shown: {exc.strerror}",
-                err=True,
-            )
+            _say_not_shown(exc)
             ctx.exit(_OUTPUT_FAILED)
         except UnicodeEncodeError as exc:
             raise _Refused(f"an argument is not UTF-8: {exc.object!r}") from exc

@@ -131,7 +131,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "maintenance.upkeep",
             "Create a store from a checkpoint, and verify every file.",
         ),
-        "compact": ("maintenance.upkeep", "Rewrite the tables of a store without deleted rows."),
+        "compact": ("maintenance.upkeep", "Do all upkeep of a store, and rewrite its tables."),
     },
     "The data at large": {
         "snapshot": (

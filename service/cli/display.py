@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,11 +12,11 @@ from typing import Any, Final
 
 import click
 
-from ...engine.runtime.task_id import TaskId
 from ...errors import RecordCorruptError
+from ...repository.model.json_values import dumps, marked, rendered
 from ...repository.model.values import Attempt, EngineStats, QueueStats, Result, Task
 from ...repository.tasks.task_end import DAMAGED
-from .output import Column, shown, stdout_errors
+from .output import Column, discard_output, flush, shown, stdout_errors
 from .tables import Bar, Rows
 
 __all__ = [
@@ -30,6 +28,7 @@ __all__ = [
     "engine_json",
     "json_text",
     "labels_text",
+    "print_banner",
     "print_json",
     "print_line",
     "print_rows",
@@ -42,7 +41,6 @@ __all__ = [
     "seconds_text",
     "size",
     "task_json",
-    "value_json",
 ]
 
 as_json_option: Final = click.option(
@@ -61,25 +59,8 @@ _TASKS: Final = (
 
 
 def json_text(value: Any) -> str:
-    """A value as one line of ASCII JSON. Bytes become base64, times ISO 8601, the rest text."""
-    return json.dumps(value, separators=(",", ":"), default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, TaskId):
-        return str(value)
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode("ascii")}
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return str(value)
-
-
-def value_json(name: str, value: Any) -> dict[str, Any]:
-    """A value under a name; bytes under ``NAME_base64``, so that no object is mistaken for them."""
-    if isinstance(value, bytes):
-        return {f"{name}_base64": base64.b64encode(value).decode("ascii")}
-    return {name: value}
+    """A value as one line of ASCII JSON, whatever it is: see ``json_values``."""
+    return dumps(value)
 
 
 def _readable(task: Task) -> Task:
@@ -96,9 +77,11 @@ def task_json(task: Task) -> dict[str, Any]:
     task = _readable(task)
     document = {f.name: getattr(task, f.name) for f in fields(task)}
     del document["position"], document["payload"]
-    document["headers"], document["labels"] = dict(task.headers), dict(task.labels)
+    del document["headers"]
+    document["labels"] = dict(task.labels)
     document["progress"] = None if task.progress is None else task.progress._asdict()
-    return {**document, "id": str(task.id), **value_json("payload", task.payload)}
+    values = {**marked("headers", dict(task.headers)), **marked("payload", task.payload)}
+    return {**document, "id": str(task.id), **values}
 
 
 def progress_text(task: Task) -> str:
@@ -115,7 +98,7 @@ def result_json(result: Result) -> dict[str, Any]:
     del document["value"], document["task_id"]
     document["labels"] = dict(result.labels)
     times = {"waited": result.waited, "ran": result.ran, "took": result.took}
-    return {**document, **times, **value_json("value", result.value)}
+    return {**document, **times, **marked("value", result.value)}
 
 
 def queue_json(key: tuple[str, str], stats: QueueStats) -> dict[str, Any]:
@@ -138,6 +121,15 @@ def print_line(text: str) -> None:
     """Print a line to stdout; unlike ``click.echo``, flush it only at the end, or by ``flush``."""
     with stdout_errors():
         sys.stdout.write(text + "\n")
+
+
+def print_banner(text: str) -> None:
+    """Print and flush a line of a service, which goes on although nobody can see it."""
+    try:
+        print_line(text)
+        flush()
+    except OSError:
+        discard_output()
 
 
 def print_rows(columns: Sequence[Column], rows: Iterable[Mapping[str, str]]) -> None:
@@ -201,8 +193,14 @@ def brief(value: Any) -> str:
     """The beginning of a payload: text as text, other values as JSON."""
     if value is None:
         return ""
-    text = shown(value[:200]) if isinstance(value, bytes) else json_text(value)[:200]
+    text = shown(value[:200]) if isinstance(value, bytes) else _brief_json(value)
     return text if len(text) <= _BRIEF_CHARS else text[:_BRIEF_CHARS] + "…"
+
+
+def _brief_json(value: Any) -> str:
+    """The beginning of a value's JSON; behind a ``~`` if JSON cannot hold the value itself."""
+    found = rendered(value)
+    return ("" if found.is_exact else "~") + dumps(found.value)[:200]
 
 
 def _paused(stats: QueueStats) -> str:

@@ -21,11 +21,12 @@ from ...errors import LodeqError, UsageError
 from ...repository.api.queue import Queue
 from ...repository.model.values import NewTask, Receipt
 from .output import OutputError, flush, shown
-from .values import parsed, stdin_bytes
+from .values import INPUT_BYTES_MAX, TOO_LONG, parsed, stdin_bytes
 
 __all__ = ["Chunk", "chunks_of", "enqueue_lines", "in_thread", "lines_of", "stdin_lines"]
 
 T = TypeVar("T")
+Lines = list[tuple[int, bytes | None]]
 
 _NOT_ALL: Final = 1
 _CHUNK: Final = 1000  # lines that are enqueued together
@@ -41,24 +42,30 @@ class Chunk(NamedTuple):
     bad: str | None = None
 
 
-def lines_of(
-    read: Callable[[], bytes], has_more: Callable[[], bool]
-) -> Iterator[list[tuple[int, bytes]]]:
-    """Numbered lines in chunks; smaller ones where ``has_more`` says that no input is ready."""
-    waiting: list[tuple[int, bytes]] = []
+def lines_of(read: Callable[[], bytes], has_more: Callable[[], bool]) -> Iterator[Lines]:
+    """Numbered lines in chunks; smaller ones where ``has_more`` says that no input is ready.
+
+    None stands for a line that is longer than any may be, and ends them.
+    """
+    waiting: Lines = []
     begun: list[bytes] = []  # parts of a line whose end has not come
-    number = 0
+    number = begun_bytes = 0
     while data := read():
         *whole, rest = data.split(b"\n")
         for line in whole:
             number += 1
             waiting.append((number, b"".join([*begun, line])))
             begun.clear()
+            begun_bytes = 0
             if len(waiting) >= _CHUNK:
                 yield waiting
                 waiting = []
         if rest:
             begun.append(rest)
+            begun_bytes += len(rest)
+            if begun_bytes > INPUT_BYTES_MAX:
+                yield [*waiting, (number + 1, None)]
+                return
         if waiting and not has_more():
             yield waiting
             waiting = []
@@ -68,11 +75,14 @@ def lines_of(
         yield waiting
 
 
-def chunks_of(found: Iterator[list[tuple[int, bytes]]], *, parse: bool) -> Iterator[Chunk]:
+def chunks_of(found: Iterator[Lines], *, parse: bool) -> Iterator[Chunk]:
     """Payloads of the lines that are not empty, up to the first that is not JSON."""
     for lines in found:
         chunk = Chunk([], [])
         for number, line in lines:
+            if line is None:
+                yield chunk._replace(bad=f"line {number}: {TOO_LONG}")
+                return
             text = line.rstrip(b"\r")
             if not text:
                 continue
@@ -92,7 +102,7 @@ def stdin_lines(*, parse: bool) -> Iterator[Chunk]:
     return chunks_of(_stdin(), parse=parse)
 
 
-def _stdin() -> Iterator[list[tuple[int, bytes]]]:
+def _stdin() -> Iterator[Lines]:
     stream = stdin_bytes()
     try:
         number = stream.fileno()

@@ -9,6 +9,8 @@ import sys
 from importlib.util import find_spec
 from types import FrameType
 
+from .output import CheckedOutput, ClosedOutput
+
 __all__ = ["main"]
 
 _EXTRA = frozenset({"click", "rich"})
@@ -45,6 +47,13 @@ def _main() -> int:
     if not is_whole:
         sys.stderr.write('the command line needs an extra: pip install "lodeq[cli]"\n')
         return 2
+    if isinstance(sys.stdout, io.TextIOWrapper) and not isinstance(sys.stdout, ClosedOutput):
+        sys.stdout = CheckedOutput(
+            sys.stdout.buffer,
+            encoding=sys.stdout.encoding,
+            line_buffering=sys.stdout.line_buffering,
+            write_through=sys.stdout.write_through,
+        )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may lack a character
@@ -62,7 +71,7 @@ def _fill_streams() -> None:
         null = os.dup(null)
     os.close(null)
     if sys.stdout is None:
-        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+        sys.stdout = ClosedOutput(os.fdopen(1, "wb", closefd=False), encoding="utf-8")
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
 

@@ -6,7 +6,6 @@ bytes, arguments that they do not have) is refused, unless ``--raw`` is given.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -22,6 +21,7 @@ from ...repository.model.calls.functions import (
     task_of_function,
     unknown_function,
 )
+from ...repository.model.json_values import loads
 from ...repository.model.values import NewTask
 from .output import shown
 from .values import stdin_bytes
@@ -78,7 +78,7 @@ def call_of(
 def _arguments(text: str) -> dict[str, Any]:
     raw = stdin_bytes().read().decode("utf-8", "replace") if text == "-" else text
     try:
-        found = json.loads(raw)
+        found = loads(raw)
     except (ValueError, RecursionError) as exc:
         raise UsageError(f"--args takes a JSON object, and {not_json(raw, exc)}") from None
     if not isinstance(found, dict):
@@ -88,7 +88,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return loads(text)
     except (ValueError, RecursionError):
         return None
 

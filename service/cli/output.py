@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 
 __all__ = [
     "PIPE_COLUMNS",
+    "CheckedOutput",
+    "ClosedOutput",
     "Column",
     "OutputError",
     "discard_output",
@@ -47,7 +49,7 @@ def _escape(char: str) -> str:
 
 def json_line(value: Mapping[str, Any]) -> str:
     """One object on one line, in ASCII."""
-    return json.dumps(value, separators=(",", ":"))
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 class Column(NamedTuple):
@@ -89,3 +91,23 @@ def stdout_errors() -> Iterator[None]:
     except OSError as exc:
         discard_output()
         raise OutputError(exc.errno, exc.strerror) from exc
+
+
+class CheckedOutput(io.TextIOWrapper):
+    """The stdout of the command: whatever prints, an error of it is an ``OutputError``."""
+
+    def write(self, text: str, /) -> int:
+        """See ``io.TextIOBase``."""
+        if text == "":  # a probe of click's, which hides the error
+            return 0
+        with stdout_errors():
+            return super().write(text)
+
+    def flush(self) -> None:
+        """See ``io.IOBase``."""
+        with stdout_errors():
+            super().flush()
+
+
+class ClosedOutput(CheckedOutput):
+    """Stands for a stdout that was closed when the command began: nobody sees what is printed."""

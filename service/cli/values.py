@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -13,9 +12,12 @@ import click
 
 from ...engine.runtime.task_id import TaskId
 from ...errors import UsageError
+from ...repository.model.json_values import loads
 from ..shared.duration_text import seconds_of
 
 __all__ = [
+    "INPUT_BYTES_MAX",
+    "TOO_LONG",
     "Grant",
     "duration",
     "grant_of",
@@ -26,6 +28,9 @@ __all__ = [
     "stdin_bytes",
 ]
 
+# No task is as large, whatever its JSON has beside the value: more is refused before it is read.
+INPUT_BYTES_MAX: Final = 16 << 20
+TOO_LONG: Final = f"more than {INPUT_BYTES_MAX >> 20} MiB: no task can be that large"
 _GRANT: Final = re.compile(r"([0-9a-fA-F-]{32,36}):(\d{1,20}):([0-9a-fA-F]{32})")
 
 
@@ -42,14 +47,21 @@ def duration(value: str | float) -> float:
 def payload_of(text: str | None, *, is_json: bool) -> Any:
     """A payload, text or JSON: the argument, or stdin if that is ``-`` or missing."""
     # What stands on the command line need not be UTF-8: its bytes are as they were typed.
-    raw = stdin_bytes().read() if text in (None, "-") else os.fsencode(text or "")
+    raw = _whole_stdin() if text in (None, "-") else os.fsencode(text or "")
     return parsed(raw) if is_json else raw
+
+
+def _whole_stdin() -> bytes:
+    raw = stdin_bytes().read(INPUT_BYTES_MAX + 1)
+    if len(raw) > INPUT_BYTES_MAX:
+        raise UsageError(TOO_LONG)
+    return raw
 
 
 def parsed(raw: bytes) -> Any:
     """The value of a JSON payload."""
     try:
-        return json.loads(raw.decode("utf-8"))
+        return loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as exc:
         raise UsageError(f"the payload is not JSON ({exc}): leave --parse out") from exc
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import msgpack
 
 from ...client.documents.wire import UNPACK_ERRORS
 from ...repository.model.codec import PackedBytes
+from ...repository.model.json_values import rendered
 
 __all__ = [
     "brief",
@@ -33,6 +33,7 @@ __all__ = [
 
 NOTHING: Final = "–"
 PARTS_MAX: Final = 4096  # parts of a msgpack value; a larger one is shown as bytes
+_NOT_EXACT: Final = "[shown as JSON, which cannot hold the value itself]"
 TEXT_MAX: Final = 8192  # characters shown of a value
 REASON_MAX: Final = 200  # characters of a reason that others are searched by
 _KIND: Final = re.compile(r"[^\W\d][\w.]*:(?=\s|$)")
@@ -143,7 +144,10 @@ def value_text(value: Any) -> str:
     elif isinstance(value, str):
         text = value
     else:
-        text = json.dumps(_plain(value), indent=2, ensure_ascii=False, default=repr)
+        found = rendered(value)
+        text = json.dumps(found.value, indent=2, ensure_ascii=False, allow_nan=False)
+        if not found.is_exact:
+            text = f"{_NOT_EXACT}\n{text}"
     if len(text) > TEXT_MAX:
         text = f"{text[:TEXT_MAX]}\n… {len(text) - TEXT_MAX:,} characters more"
     return visible(text)
@@ -185,12 +189,3 @@ def _bytes_value(data: bytes) -> str:
     shown = data[: TEXT_MAX // 4]
     rest = f" … {len(data) - len(shown):,} bytes more" if len(data) > len(shown) else ""
     return f"{shown.hex(' ', 2)}{rest}" if data else ""
-
-
-def _plain(value: Any) -> Any:
-    """A value that JSON can hold: bytes as hex, keys as text."""
-    if isinstance(value, Mapping):
-        return {str(_plain(key)): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return value.hex() if isinstance(value, bytes | bytearray) else value

@@ -72,7 +72,7 @@ def _kept(root: str, opened: OpenStore) -> Held:
     held = Held(root, _lock_of(opened), len(opened.shards), opened.durability)
     opened.lock = None  # else closing would let it go
     opened.close()
-    held.lock.give_shards()
+    held.lock.give_shards(root, held.shards)
     return held
 
 

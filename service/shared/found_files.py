@@ -17,10 +17,9 @@ from datetime import datetime
 from importlib.util import find_spec
 from typing import Any, Final, Protocol
 
-from msgpack import unpackb
-
 from ...errors import UsageError
-from ...repository.model.codec import CodecBytes, PackedBytes
+from ...repository.model.codec import MSGPACK, CodecBytes, PackedBytes, decode_value
+from ...repository.model.json_values import RENDERED, dumps, rendered
 from ...repository.model.values import Task
 
 __all__ = [
@@ -157,22 +156,19 @@ def _payload(task: Task) -> dict[str, str | None]:
     try:
         value = task.payload
         if isinstance(value, PackedBytes) and len(value) <= _DECODED_BYTES:
-            value = unpackb(value, timestamp=3, strict_map_key=False)
+            value = decode_value(MSGPACK, 0, value, len(value), None)
         if isinstance(value, bytes | bytearray):
             kinds = {PackedBytes: "msgpack", CodecBytes: "codec"}
             found["payload_kind"] = kinds.get(type(value), "bytes")
             found["payload_base64"] = base64.b64encode(value).decode("ascii")
         else:
-            found["payload"] = json.dumps(value, ensure_ascii=False, default=_plain)
+            shown = rendered(value)
+            found["payload"] = dumps(shown.value, is_ascii=False)
+            if not shown.is_exact:
+                found["payload_kind"] = RENDERED
     except Exception as error:  # noqa: BLE001 - damage, or a codec of the user's: others go on
         found["payload_problem"] = str(error)[:200] or type(error).__name__
     return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes | bytearray):
-        return {"base64": base64.b64encode(value).decode("ascii")}
-    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 class _Lines:
@@ -184,7 +180,7 @@ class _Lines:
 
     def add(self, row: dict[str, Any]) -> None:
         whole = {name: row[name] for name in self._names if name not in _PAYLOAD}
-        text = json.dumps(whole, separators=(",", ":"), default=_plain)
+        text = dumps(whole)
         if row.get("payload") is not None:  # JSON already
             text = f'{text[:-1]},"payload":{_ascii(row["payload"])}}}'
         for name in _PAYLOAD[1:]:

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgpack
-
 from ...engine.files.disk_errors import error_class
 from ...engine.files.durable_files import new_file, write_new
 from ...engine.files.paths import fsync_dir
@@ -32,6 +30,7 @@ from ...repository.bulk.export_scan import ExportedTask, UnreadableTask
 from ...repository.model.arguments import names_of
 from ...repository.model.codec import RAW, decode_headers
 from ...repository.model.faces import labels_of
+from ...repository.model.json_values import dumps, rendered
 from ...segments.formats.item import Record
 from ...segments.formats.ledgerq.codec import encode
 from ...segments.formats.ledgerq.folder import write_directory as write_ledgerq
@@ -236,7 +235,7 @@ class _Export:
         with new_file(fresh) as file:
             for task in self._tasks(dead=dead):
                 try:
-                    line = json.dumps(_object(task), separators=(",", ":"))
+                    line = dumps(_object(task))
                 except CorruptionError as exc:
                     self._lose(str(task.task_id), str(exc))
                     continue
@@ -324,13 +323,9 @@ def _object(task: ExportedTask) -> Mapping[str, Any]:
         "payload_kind": _KINDS[task.kind],
         "payload": base64.b64encode(task.payload).decode(),
     }
-    try:
-        json.dumps(headers)
-    except (TypeError, ValueError, RecursionError):  # bytes, times: JSON has no such things
+    if not rendered(headers).is_exact:  # bytes, times: JSON has no such things
         document["headers"] = None
-        document["headers_msgpack"] = base64.b64encode(
-            msgpack.packb(headers, datetime=True)
-        ).decode()
+        document["headers_msgpack"] = base64.b64encode(record.headers).decode()
     return document
 
 

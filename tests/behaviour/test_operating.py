@@ -1,6 +1,7 @@
 """What operators do: look, pause, purge, redrive, check, copy."""
 
 import asyncio
+import shutil
 
 import pytest
 from support_behaviour import StillClock, drain, in_memory, payloads, settle, sound
@@ -281,8 +282,9 @@ async def test_fsync_makes_everything_durable(tmp_path):
 
 @pytest.mark.parametrize("many", [False, True])
 async def test_an_exported_lease_restarts_with_the_longest_length_it_was_given(tmp_path, many):
+    path, image = tmp_path / "s", tmp_path / "killed"
     clock = StillClock()
-    async with lodeq.open(tmp_path / "s", clock=clock) as engine:
+    async with lodeq.open(path, clock=clock) as engine:
         queue = engine.queue("mail")
         await queue.enqueue(b"x", dedup_key="k", headers={"h": 1})
         (lease,) = await queue.claim(lease=30, exported=True, worker="http")
@@ -294,7 +296,9 @@ async def test_an_exported_lease_restarts_with_the_longest_length_it_was_given(t
                 await lease.heartbeat(seconds)
         await engine.fsync()
         assert (await engine.stats()).shards[0].commits == commits + 1
-    async with lodeq.open(tmp_path / "s", clock=clock) as engine:
+        shutil.copytree(path, image)
+        image.chmod(0o700)
+    async with lodeq.open(image, clock=clock) as engine:
         queue = engine.queue("mail")
         await clock.advance(599)
         (task,) = await queue.list("leased")

@@ -44,6 +44,8 @@ class Lease:
     deadline: int
     worker: str
     exported: bool
+    is_restarted: bool = False  # in full after a kill, and no heartbeat since
+    ends: int = 0  # wall; what its row says, where that decides
 
 
 @dataclass(eq=False)

@@ -335,6 +335,7 @@ class Reference:
 
     def heartbeat(self, task, lease, length):
         self.check(task, lease)
+        lease.is_restarted = False
         lease.deadline = self.mono + (lease.length if length is None else length)
         return self.wall + lease.deadline - self.mono
 
@@ -382,15 +383,15 @@ class Reference:
 
     def reap(self, tasks, reason):
         """Back to the tail, in any order, or dead with the last attempt."""
-        self.back_at_once(tasks, reason, {})
+        self.back_at_once(tasks, lambda t: reason, {})
 
     def back_at_once(self, tasks, reason, rank):
         start = len(self.tails)
         for t in tasks:
             if t.attempts < t.spec.policy.attempts:
-                self.back(t, reason=reason)
+                self.back(t, reason=reason(t))
             elif not self.is_over(t):
-                self.die(t, reason)
+                self.die(t, reason(t))
         self.tie(start, rank)
 
     # -- operators -----------------------------------------------------------------------
@@ -502,7 +503,7 @@ class Reference:
     def reopen(self, *, is_closed=False):
         """Leases of this process go back with their attempts, in the order of their seq.
 
-        Exported ones start again.
+        Exported ones go on until their end; in full, once, if nobody has closed the store.
         """
         for queue, (n, period, _) in self.limits.items():
             if n is not None and not is_closed:  # full, but for what leases say of their starts
@@ -512,8 +513,22 @@ class Reference:
                 self.starts[queue] = [*known, *[self.mono] * (n - len(known))]
         self.totals, self.passed = Counter(), {lane: set() for lane in self.passed}
         self.counts = Counter()
+        back = {}
         for t in self.tasks.values():
-            if t.lease is not None and t.lease.exported:
-                t.lease = replace(t.lease, deadline=self.mono + t.lease.length)
-        back = [t for t in self.tasks.values() if t.lease and not t.lease.exported]
-        self.back_at_once(back, "process died", {t.spec.n: t.seq for t in back})
+            if t.lease is not None and not t.lease.exported:
+                back[t.spec.n] = "process died"
+            elif t.lease is not None and not self.goes_on(t, is_closed=is_closed):
+                back[t.spec.n] = "lease expired"
+        tasks = [self.tasks[n] for n in back]
+        self.back_at_once(tasks, lambda t: back[t.spec.n], {t.spec.n: t.seq for t in tasks})
+
+    def goes_on(self, task, *, is_closed):
+        """Whether an exported lease outlives the process, and until when."""
+        lease = task.lease = replace(task.lease)
+        if is_closed:
+            lease.ends = self.wall + lease.deadline - self.mono
+        elif not lease.is_restarted:
+            lease.is_restarted, lease.ends = True, self.wall + lease.length
+        left = min(lease.ends - self.wall, lease.length)
+        lease.deadline = self.mono + left
+        return left > 0

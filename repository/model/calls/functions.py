@@ -21,6 +21,7 @@ from ....engine.records.keyspace import check_name
 from ....engine.values import FUNCTION_BYTES_MAX, FUNCTION_NAME_BYTES_MAX
 from ....errors import RecordCorruptError, UsageError
 from ..arguments import check_attempts, check_priority, check_retry, duration_s
+from ..json_values import loads
 from ..preview_cuts import SEEN_MAX
 from ..task_options import PRIORITY_DEFAULT
 from ..values import Backoff, NewTask
@@ -337,7 +338,7 @@ def argument_of_text(p: FunctionParameter, text: str) -> Any:
     if p.schema in _TEXT_SCHEMAS or (not p.schema and _TEXT.search(p.text)):
         return text
     try:
-        value = json.loads(text)
+        value = loads(text)
     except (ValueError, RecursionError) as exc:
         is_meant = text.startswith(_JSON_STARTS) or p.schema.startswith(_JSON_SCHEMAS)
         if p.schema and is_meant and not _takes(p, text):

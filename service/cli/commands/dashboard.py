@@ -12,6 +12,7 @@ from ....client.connect import connect
 from ....engine.files.served_note import find_served
 from ....errors import UnreachableError, UsageError
 from ..connection import check_store, is_url, run, store_argument
+from ..display import print_banner
 from ..output import shown
 
 if TYPE_CHECKING:
@@ -91,6 +92,6 @@ async def _show(url: str, port: int, right: Right) -> None:
                 proxy_headers=False,
                 timeout_graceful_shutdown=1,
             )
-            click.echo(f"{shown(url)} on http://{_HOST}:{listener.getsockname()[1]}/")
+            print_banner(f"{shown(url)} on http://{_HOST}:{listener.getsockname()[1]}/")
             serving = asyncio.ensure_future(uvicorn.Server(config).serve(sockets=[listener]))
             await serving

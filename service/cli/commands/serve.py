@@ -23,6 +23,7 @@ from ...cluster.overview import shards_of_cluster
 from ...processes.plan import PROCESSES_MAX, ProcessesOptions
 from ...shared.garbage_collector import settle_collector
 from ..connection import Folder, run
+from ..display import print_banner
 from ..output import shown
 
 __all__ = ["FILES", "allow_files", "read_token", "serve"]
@@ -289,7 +290,7 @@ def _serve_processes(path: str, options: ProcessesOptions) -> None:
 
 
 def _echo_address(address: str) -> None:
-    click.echo(f"serving {shown(address)}")
+    print_banner(f"serving {shown(address)}")
 
 
 async def _cancelled(task: asyncio.Future[None]) -> None:

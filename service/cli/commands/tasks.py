@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar, cast
@@ -15,6 +16,7 @@ from ....errors import TaskNotFoundError, UsageError
 from ....repository.api.engine import Engine
 from ....repository.model.arguments import LIMIT_MAX
 from ....repository.model.flows.workflows import ON_FAILURES
+from ....repository.model.json_values import marked
 from ....repository.model.task_options import PRIORITY_DEFAULT, PRIORITY_MAX
 from ....repository.model.values import (
     ALL_TENANTS,
@@ -39,11 +41,10 @@ from ..display import (
     result_json,
     seconds_text,
     task_json,
-    value_json,
 )
 from ..enqueue_lines import enqueue_lines, stdin_lines
 from ..function_calls import call_of, function_task, looks_like_json
-from ..output import OutputError, flush, shown
+from ..output import ClosedOutput, OutputError, flush, shown
 from ..values import Grant, duration, grant_text, headers_of, payload_of
 from .worker import load_app
 
@@ -286,6 +287,8 @@ def claim(
         worker: a name, kept with the lease and the result.
         as_json: print JSON lines instead of a table.
     """
+    if isinstance(sys.stdout, ClosedOutput):
+        raise UsageError("stdout is closed: nobody would see the leases, so none are taken")
 
     async def take() -> bool:
         async with writing(store) as engine:
@@ -306,12 +309,12 @@ async def _hand_out(leases: list[Lease], as_json: bool) -> None:
         try:
             _print_lease(lease, as_json)
             flush()
-        except OSError as exc:
+        except Exception as exc:
             for unseen in leases[n:]:
                 await unseen.release()
             rest = f"{len(leases) - n:,} of {len(leases):,} leases"
             click.echo(f"{rest} could not be printed and are released", err=True)
-            if isinstance(exc, BrokenPipeError):
+            if isinstance(exc, BrokenPipeError) or not isinstance(exc, OSError):
                 raise
             raise click.exceptions.Exit(_NOT_ALL) from exc
 
@@ -329,8 +332,8 @@ def _print_lease(lease: Lease, as_json: bool) -> None:
         "attempt": lease.attempt,
         "priority": lease.priority,
         "deadline": lease.deadline,
-        "headers": dict(lease.headers),
-        **value_json("payload", lease.payload),
+        **marked("headers", dict(lease.headers)),
+        **marked("payload", lease.payload),
     }
     print_json([document])
 

@@ -10,7 +10,14 @@ from typing import Any, Final
 import click
 
 from ....engine.files.lockfile import LockFile, without_cure
-from ....engine.files.paths import SHARDS_MAX, is_rocksdb, lock_path, normal_path, shard_path
+from ....engine.files.paths import (
+    SHARDS_MAX,
+    is_rocksdb,
+    lock_path,
+    normal_path,
+    only_journal,
+    shard_path,
+)
 from ....engine.recovery.checkpoint import MANIFEST, check_files, read_manifest
 from ....engine.recovery.checkpoint import restore as restore_checkpoint
 from ....engine.recovery.open_shard import open_store
@@ -20,6 +27,7 @@ from ....engine.store.upkeep import figures_of
 from ....engine.values import Finding
 from ....errors import CorruptionError, LockedError, StorePathError
 from ....repository.api.open import open_engine
+from ....repository.api.view import view_of
 from ..commands.queues import yes_option
 from ..connection import (
     LIMITS,
@@ -291,13 +299,23 @@ def _print_copy(checkpoint: str, path: str, done: str, *, as_json: bool) -> None
 @folder_argument
 @as_json_option
 def compact(store: str, as_json: bool) -> None:
-    """Rewrite the tables of a store without deleted rows. Nobody may have it open.
+    """Do all upkeep of a store, and rewrite its tables. Nobody may have it open.
 
-    RocksDB does so by itself; this is for a store that was just emptied, or is to be archived.
+    What has expired goes, then body files that nothing needs, then what is deleted in tables. A
+    service does so by itself; this is for a store that was just emptied, is to be archived, or is
+    only ever opened for moments.
     """
     root = check_store(store)
     before = _bytes_in(root)
+
+    async def tidy() -> None:
+        async with open_engine(
+            root, limits=LIMITS, journal=only_journal(root), inbox=False
+        ) as engine:
+            await view_of(engine).upkeep()
+
     try:
+        run(tidy)
         opened = open_store(root)
     except LockedError as exc:
         advice = "a running service compacts by itself"

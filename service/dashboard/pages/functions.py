@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
@@ -10,6 +9,7 @@ from urllib.parse import quote
 
 from ....errors import LodeqError, TaskNotFoundError, UsageError
 from ....repository.model.calls.functions import PublishedFunction, argument_of_text
+from ....repository.model.json_values import loads
 from ....repository.model.workers import WorkerReport
 from ..source import AnyEngine
 
@@ -98,7 +98,7 @@ def arguments_of(one: PublishedFunction, form: Mapping[str, str]) -> dict[str, A
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return loads(text)
     except (ValueError, RecursionError):
         return None
 

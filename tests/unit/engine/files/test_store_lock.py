@@ -70,7 +70,7 @@ def test_a_holder_of_the_store_gives_its_shards_to_those_below(root):
     whole = StoreLock.of_store(root)
     with pytest.raises(LockedError):
         StoreLock.of_shards(root, [1])
-    whole.give_shards()
+    whole.give_shards(root, 2)
     below = StoreLock.of_shards(root, [1])
     below.release()
     with pytest.raises(LockedError):

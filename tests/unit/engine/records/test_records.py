@@ -91,6 +91,7 @@ LEASES = st.builds(
     names,
     names,
     tails,
+    st.integers(-(1 << 31), (1 << 31) - 1),
 )
 RESULTS = st.builds(
     ResultRecord,

@@ -123,6 +123,7 @@ leases = st.builds(
     names,
     tenants,
     text,
+    st.integers(-(1 << 31), (1 << 31) - 1),
 )
 
 
