@@ -116,7 +116,7 @@ def stats_of(core: EngineState, recoveries: Sequence[str], sums: Sums) -> Engine
         recoveries=tuple(recoveries),
         anomalies=tuple(core.all_anomalies()),
         reaper_lag=core.deadlines.lag_s(clock.mono(), clock.wall_us() // 1000),
-        oldest_lease_age=None if oldest is None else (clock.wall_us() - oldest) / 1e6,
+        oldest_lease_age=None if oldest is None else max(0.0, (clock.wall_us() - oldest) / 1e6),
         old_body_files=sum(map(len, old)),
         old_body_bytes=sum(sum(v1.values()) for v1 in old),
         unreadable=tuple(text for shard in shards for text in unreadable_of(shard)),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final, SupportsFloat, cast
 
 from ...engine.records.keyspace import check_name
 from ...engine.records.task import ATTEMPTS_MAX
@@ -42,11 +42,13 @@ __all__ = [
     "shard_key_bytes",
     "task_ids",
     "when_ms",
+    "within",
 ]
 
 TIME_MS_MAX: Final = (1 << 47) - 1  # in the year 6429: every time that is kept can be shown
 LEASE_S_MAX: Final = 4_294_967  # the lease record has 32 bits for the milliseconds
 LIMIT_MAX: Final = 4096
+ROUNDING: Final = 1e-6
 SNAPSHOT_S: Final = 3600.0  # how long a snapshot is kept unless asked otherwise
 OLDER_THAN_S_MIN: Final = 3600.0  # a stager writes a file far more often
 
@@ -179,16 +181,30 @@ def names_of(queue: object, tenant: object) -> tuple[bytes, bytes]:
     return check_name(queue, "queue"), check_name(tenant, "tenant") if tenant != "" else b""
 
 
+def within(value: Any, least: float, most: float) -> Any:
+    """A number moved between two bounds; NaN and what is no number are as they were."""
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+        return value
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond all floats
+        return least if cast("Any", value) < 0 else most
+    return min(max(number, least), most)
+
+
 def check_progress(fraction: object, note: object) -> tuple[float | None, bytes]:
-    """Check a report of progress; return its fraction, and its note as bytes, cut."""
+    """Check a report of progress; return its fraction, and its note as bytes, cut.
+
+    A sum of parts may miss 0 or 1 by what rounding adds up to.
+    """
     if isinstance(fraction, bool) or not isinstance(fraction, int | float | None):
         raise UsageError(f"progress must be a number from 0 to 1, not {type(fraction).__name__}")
-    if fraction is not None and not 0 <= fraction <= 1:
+    if fraction is not None and not -ROUNDING <= fraction <= 1 + ROUNDING:
         raise UsageError(f"progress {fraction!r} is not between 0 and 1")
     if not isinstance(note, str):
         raise UsageError(f"the note of a progress must be a str, not {type(note).__name__}")
     raw = note.encode("utf-8", "replace")[:NOTE_BYTES_MAX].decode("utf-8", "ignore").encode()
-    return None if fraction is None else float(fraction), raw
+    return None if fraction is None else min(max(float(fraction), 0.0), 1.0), raw
 
 
 def check_on_failure(on_failure: object) -> None:

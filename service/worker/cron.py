@@ -6,6 +6,9 @@ one callback and enqueues only the latest tick.
 
 Workers do not talk to each other: the dedup key of a tick is function and moment, and the store
 accepts each key once.
+
+The wall clock may step. Forward, it is as if the process had been frozen; back, the next ticks are
+those of the new time, and the dedup keys of those that have been keep them from running again.
 """
 
 from __future__ import annotations
@@ -55,7 +58,8 @@ class Cron:
         self._due: list[tuple[CronEntry, datetime]] = []
         self._noted = anyio.Event()
         self._timer: TimerHandle | None = None
-        now = self._now()
+        self._seen = now = self._now()  # each ``next`` is the first tick after this
+        self._seen_mono = backend.clock.mono()
         for entry in self.entries:
             latest = entry.ticks.latest(now)
             if now - latest < timedelta(seconds=entry.catch_up_s):
@@ -75,13 +79,28 @@ class Cron:
         self._timer = clock.call_at(self._backend.spawner, at, self._look)
 
     def _look(self) -> None:
-        now = self._now()
+        now, seen = self._now(), self._seen
+        mono, seen_mono = self._backend.clock.mono(), self._seen_mono
+        self._seen, self._seen_mono = now, mono
+        if now < seen:
+            self._stepped_back((seen - now).total_seconds() + mono - seen_mono)
         for entry in self.entries:
-            if entry.next <= now:
+            if now < seen:
+                entry.next = entry.ticks.after(now)
+            elif entry.next <= now:
                 self._due.append((entry, entry.ticks.latest(now)))
                 entry.next = entry.ticks.after(now)
                 self._noted.set()
         self._arm()
+
+    def _stepped_back(self, by_s: float) -> None:
+        if by_s >= 2 * LOOK_S:  # less is what time servers do all the time
+            log.warning(
+                "the wall clock was set back by %.0f s; the next cron ticks are those of its new "
+                "time",
+                by_s,
+                extra={"event": "clock_set_back"},
+            )
 
     async def flush(self) -> None:
         """Enqueue the ticks that are due. A tick that raises stays due."""

@@ -94,6 +94,22 @@ async def test_what_is_no_progress_is_refused(engine, fraction, note):
     assert (await engine.get(lease.task_id)).progress is None
 
 
+async def test_a_sum_of_parts_ends_at_one(engine):
+    await engine.queue("jobs").enqueue(b"x")
+    (lease,) = await engine.queue("jobs").claim()
+    for parts in range(1, 50):
+        done = 0.0
+        for _ in range(parts):
+            done += 1 / parts
+        await lease.progress(done)
+        assert (await engine.get(lease.task_id)).progress.fraction == pytest.approx(1)
+        assert (await engine.get(lease.task_id)).progress.fraction <= 1
+        for _ in range(parts):
+            done -= 1 / parts
+        await lease.progress(done)
+        assert (await engine.get(lease.task_id)).progress.fraction >= 0
+
+
 async def test_a_long_note_is_cut_at_a_character(engine):
     await engine.queue("jobs").enqueue(b"x")
     (lease,) = await engine.queue("jobs").claim()

@@ -46,6 +46,7 @@ async def test_leases_do_not_notice(tmp_path: Path, step_s: float, shards: int) 
         await settle()
         stats = await engine.stats()
         assert (stats.leased, stats.ready, stats.expired_total) == (8, 0, 0)  # none ends early,
+        assert stats.oldest_lease_age == (0.0 if step_s < 0 else 29 + step_s)
         await leases[0].heartbeat()
         await leases[1].complete(b"")
         clock.advance(2)

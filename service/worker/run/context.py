@@ -14,7 +14,7 @@ from anyio import from_thread
 
 from ....engine.runtime.task_id import TaskId
 from ....errors import LimitError, UsageError
-from ....repository.model.arguments import check_progress
+from ....repository.model.arguments import check_progress, within
 from ....repository.model.flows.workflow_handle import Workflow
 from ....repository.model.flows.workflows import PARTS_MAX, OnFailure
 from ....repository.model.task_options import FOLLOW_UPS_MAX
@@ -139,13 +139,15 @@ class Context:
         (``Task.progress``, the command line, the dashboard) until the run ends.
 
         Args:
-            fraction: from 0 to 1; None where nobody knows.
+            fraction: from 0 to 1, and what is outside counts as 0 or 1: no number ends a run that
+                has done its work. None, or NaN, where nobody knows.
             note: a status text; cut to 256 bytes.
 
         Raises:
-            UsageError: the fraction is no such number, or the note no text.
+            UsageError: the fraction is no number, or the note no text.
         """
-        self.fraction, _ = check_progress(fraction, note)
+        near = within(fraction, 0.0, 1.0)
+        self.fraction, _ = check_progress(near if near == near else None, note)
         self.note = note
         if self.on_progress is not None:
             self.on_progress(self)

@@ -124,7 +124,7 @@ async def _end(context: Context, outcome: Outcome) -> None:
     elif kind == "cancelled":
         await lease.cancel()
     else:
-        await lease.release()
+        await lease.release(delay=outcome.delay_s)
 
 
 async def _retry(

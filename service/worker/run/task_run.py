@@ -26,6 +26,7 @@ from ....errors import UsageError
 from .batches import Batches
 from .context import Context, running_in
 from .control import Bury, Cancel, Control, Retry, Snooze
+from .elsewhere import Elsewhere, NoSuchFunctionError
 from .functions import TIMEOUT_HEADER, TaskFunction, name_in
 from .log_fields import fields
 from .run_end import LOST, RELEASED, Outcome, end_lease
@@ -99,6 +100,7 @@ class Handlers:
         self.threads = Threads(threads)
         self.format_error = format_error
         self.owns_signals = owns_signals
+        self.elsewhere = Elsewhere()
 
     @property
     def busy_threads(self) -> int:
@@ -111,7 +113,8 @@ class Handlers:
         Returns: the function, and whether a header named it.
 
         Raises:
-            UsageError: there is none.
+            NoSuchFunctionError: it names one that is not here.
+            UsageError: it names none, and there is not exactly one.
         """
         here = self._functions.get(lease.queue, {})
         name = name_in(lease.headers)
@@ -122,7 +125,9 @@ class Handlers:
                 )
             return next(iter(here.values())), False
         if name not in here:
-            raise UsageError(f"this worker has no function {name!r} in queue {lease.queue!r}")
+            raise NoSuchFunctionError(
+                f"this worker has no function {name!r} in queue {lease.queue!r}"
+            )
         return here[name], True
 
     def batches_of(self, queue: str) -> Batches | None:
@@ -195,7 +200,7 @@ async def run_lease(
     if handlers.redaction is not None:
         context.redaction = handlers.redaction
         outcome = outcome._replace(reason=handlers.redaction(outcome.reason))
-    if outcome.error is not None:
+    if outcome.error is not None and outcome.kind != "released":
         log.warning(
             "task %s (%r, attempt %d) failed: %s",
             context.task_id,
@@ -236,6 +241,8 @@ async def _attempt(
     try:
         function, is_named = handlers.find(context.lease)
         args, kwargs = function.arguments(context.lease, is_named)
+    except NoSuchFunctionError as error:
+        return handlers.elsewhere.give_back(backend.clock, context, error)
     except BaseException as error:  # noqa: BLE001 - a codec may raise anything
         return Outcome("failed", reason=str(error), error=error)
     context.name = function.name

@@ -1,7 +1,7 @@
 """Cron: each tick once, whatever the number of workers; what was missed."""
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from support_behaviour import StillClock, in_memory, settle, until
@@ -132,3 +132,79 @@ async def test_a_step_of_the_wall_clock_is_seen_within_a_second():
         await clock.advance(1)
         await until(lambda: len(ticks) == 1)
         await asyncio.sleep(0)
+
+
+async def test_a_worker_that_starts_in_the_hour_that_comes_twice():
+    app, ticks = ticking("30 2 * * *", tz="Europe/Berlin", catch_up=6 * 3600)
+    clock = ManualClock(datetime(2026, 10, 25, 1, 5, tzinfo=UTC))  # 02:05 for the second time
+    async with worker(app, clock=clock) as bench:
+        await app.drain()
+        assert ticks == ["00:30"]  # tonight's, the first time that clocks showed it
+        clock.advance(3600)  # past 02:30, which comes again
+        await app.drain()
+        assert ticks == ["00:30"]
+        assert (await bench.engine.stats()).enqueued_total == 1
+
+
+@pytest.mark.slow
+async def test_a_worker_that_starts_at_any_minute_of_a_change_goes_on_like_one_that_runs():
+    start = datetime(2026, 10, 24, 23, 55, tzinfo=UTC)
+    for minute in range(0, 120, 9):
+        app, ticks = ticking("*/30 2 * * *", tz="Europe/Berlin")
+        clock = ManualClock(start + timedelta(minutes=minute))
+        async with worker(app, clock=clock):
+            clock.advance(7200 - 60 * minute)
+            await app.drain()
+        through = ["00:00", "00:30", "01:00", "01:30"]
+        assert ticks == [one for n, one in enumerate(through) if minute < 5 + 30 * n]
+
+
+@pytest.mark.parametrize(
+    ("step_s", "ran"),
+    [(600, 4), (3600, 6), (86_400, 6), (40 * 86_400, 6)],  # ten minutes: two ticks have been
+)
+async def test_a_clock_that_is_set_back_is_followed(step_s, ran, caplog):
+    clock = StillClock()
+    app, ticks = ticking("*/5 * * * *")
+    async with in_memory(clock) as engine, app.use(engine), app.work() as running:
+        await settle()
+        for _ in range(10):
+            await clock.advance(60)
+        await until(lambda: len(ticks) == 2 and not running.running)
+        clock.step_wall(-step_s)
+        await clock.advance(1)
+        for _ in range(20):
+            await clock.advance(60)
+        await until(lambda: len(ticks) == ran and not running.running)
+    (said,) = [one for one in caplog.records if getattr(one, "event", "") == "clock_set_back"]
+    assert said.levelname == "WARNING"
+    assert f"set back by {step_s} s" in said.getMessage()
+
+
+async def test_a_clock_that_was_years_ahead_for_a_moment_silences_nothing():
+    clock = StillClock()
+    app, ticks = ticking("0 * * * *")
+    async with in_memory(clock) as engine, app.use(engine), app.work() as running:
+        await settle()
+        for by in (3653 * 86_400, -3653 * 86_400):
+            clock.step_wall(by)
+            await clock.advance(1)
+        await until(lambda: len(ticks) == 1 and not running.running)  # the latest of then
+        for _ in range(120):
+            await clock.advance(60)
+        await until(lambda: len(ticks) == 3)
+
+
+async def test_a_small_step_back_runs_no_tick_twice(caplog):
+    clock = StillClock()
+    app, ticks = ticking("*/5 * * * *")
+    async with in_memory(clock) as engine, app.use(engine), app.work() as running:
+        for _ in range(301):
+            await clock.advance(1, turns=5)
+        await until(lambda: len(ticks) == 1 and not running.running)
+        for _ in range(600):
+            clock.step_wall(-0.9)
+            await clock.advance(1, turns=5)
+        await until(lambda: not running.running)
+        assert len(ticks) == len(set(ticks))
+    assert not caplog.records

@@ -6,6 +6,7 @@ import threading
 
 import anyio
 import pytest
+from support_behaviour import StillClock, in_memory, until
 
 import lodeq
 from lodeq import NewTask, UsageError
@@ -165,14 +166,69 @@ async def test_what_nobody_can_run_fails_visibly(app):
 
     async with worker(app) as bench:
         queue = bench.engine.queue("mail", max_attempts=1)
-        await queue.enqueue({"to": "a"}, headers={"lodeq.task": "gone"})
         await queue.enqueue({"to": "a"})
         await queue.enqueue({"to": "a", "nobody": 1}, headers={"lodeq.task": "send"})
         await queue.enqueue(b"raw", headers={"lodeq.task": "send"})
-        assert (await app.drain(errors="keep")).dead == 4
+        assert (await app.drain(errors="keep")).dead == 3
         reasons = [task.reason for task in await queue.dead_letters()]
-        for told in ("no function 'gone'", "2 functions", "nobody", "not a map"):
+        for told in ("2 functions", "nobody", "not a map"):
             assert sum(told in reason for reason in reasons) == 1
+
+
+async def test_a_task_for_a_function_of_another_worker_is_given_back_uncounted(caplog):
+    """A rolling deploy: tasks of a new function come before the workers that have it."""
+    clock, old, new, ran = ManualClock(), App(), App(), []
+
+    @old.task("mail")
+    async def send(to: str) -> None: ...
+
+    @new.task("mail", max_attempts=1)
+    async def send_v2(to: str) -> None:
+        ran.append((to, current().attempt))
+
+    async with worker(old, clock=clock) as bench, new.use(bench.engine):
+        receipt = await send_v2.enqueue("a")
+        waits = []
+        for _ in range(9):
+            report = await old.drain(errors="keep")
+            assert (report.released, report.runs) == (1, 1)
+            task = await bench.engine.get(receipt.id)
+            waits.append(round((task.due_at - clock.now).total_seconds()))
+            assert task.attempts == 0
+            clock.advance(waits[-1])
+        assert waits == [1, 1, 2, 4, 8, 16, 32, 60, 60]
+        assert (await new.drain()).completed == 1
+        assert (await bench.engine.result(receipt.id)).status == "completed"
+    assert ran == [("a", 1)]
+    assert {getattr(one, "event", "") for one in caplog.records} == {"function_unknown"}
+    assert all("no function 'send_v2' in queue 'mail'" in one.message for one in caplog.records)
+
+
+async def test_a_function_that_is_not_there_is_logged_once_a_minute(app, caplog):
+    clock = StillClock()
+
+    @app.task("mail")
+    async def send(to: str) -> None: ...
+
+    async with in_memory(clock) as engine, app.use(engine), app.work() as working:
+        queue = engine.queue("mail")
+        headers = {"lodeq.task": "gone"}
+        await queue.enqueue_many([NewTask({"to": "a"}, headers=headers) for _ in range(20)])
+        await until(lambda: working.outcomes["released"] == 20)
+        assert len(caplog.records) == 1
+        clock.jump(61)
+        await until(lambda: working.outcomes["released"] == 40)
+        assert len(caplog.records) == 2
+
+
+async def test_a_drain_raises_that_a_function_is_not_there(app):
+    @app.task("mail")
+    async def send(to: str) -> None: ...
+
+    async with worker(app) as bench:
+        await bench.engine.queue("mail").enqueue({"to": "a"}, headers={"lodeq.task": "gone"})
+        with pytest.raises(lodeq.UsageError, match="no function 'gone'"):
+            await app.drain()
 
 
 async def test_how_a_run_may_end(app):

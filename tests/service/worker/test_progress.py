@@ -1,12 +1,16 @@
 """Progress that functions report: stored at most once a second, gone when the run ends."""
 
+from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
+
 import anyio
 import pytest
 from support_behaviour import StillClock, in_memory, until
 
 import lodeq
 from lodeq import UsageError
-from lodeq.worker import App, current
+from lodeq.worker import App, Retry, Snooze, current
 
 pytestmark = pytest.mark.anyio
 
@@ -102,7 +106,7 @@ async def test_what_is_no_progress_is_refused_in_the_function():
 
     @app.task("jobs")
     async def crunch() -> None:
-        for fraction, note in ((2, ""), (True, ""), ("x", ""), (0.1, None)):
+        for fraction, note in ((True, ""), ("x", ""), ([], ""), (0.1, None)):
             with pytest.raises(UsageError):
                 current().progress(fraction, note)
             refused.append(fraction)
@@ -111,3 +115,50 @@ async def test_what_is_no_progress_is_refused_in_the_function():
         await crunch.enqueue()
         assert (await app.drain()).completed == 1
     assert len(refused) == 4
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (sum([1 / 49] * 49), 1),
+        (1.0000000000000002, 1),
+        (-1e-17, 0),
+        (50, 1),
+        (-3, 0),
+        pytest.param(10**5000, 1, id="huge"),
+        (float("inf"), 1),
+        (float("nan"), None),
+        (Fraction(1, 2), 0.5),
+        (Decimal("0.5"), 0.5),
+    ],
+)
+async def test_no_number_of_a_function_undoes_its_work(said, shown):
+    app, clock, runs = App(), StillClock(), []
+
+    @app.task("jobs", max_attempts=3)
+    async def crunch() -> str:
+        runs.append(current())
+        current().progress(said)
+        return "done"
+
+    async with in_memory(clock) as engine, app.use(engine):
+        receipt = await crunch.enqueue()
+        assert (await app.drain()).completed == 1
+        assert (await engine.result(receipt.id)).value == "done"
+    assert [one.fraction for one in runs] == [shown]
+
+
+@pytest.mark.parametrize(
+    ("delay", "waits_s"),
+    [(-0.001, 0), (timedelta(-1), 0), (Fraction(3, 2), 1.5), (float("inf"), 10 * 366 * 86_400)],
+)
+@pytest.mark.parametrize("kind", [Snooze, Retry])
+def test_a_delay_that_is_over_is_none(kind, delay, waits_s):
+    assert kind(delay).delay_s == waits_s
+
+
+@pytest.mark.parametrize("delay", [float("nan"), "1", True])
+@pytest.mark.parametrize("kind", [Snooze, Retry])
+def test_a_delay_is_a_number(kind, delay):
+    with pytest.raises(UsageError):
+        kind(delay)
