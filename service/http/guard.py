@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from anyio import current_time, fail_after, move_on_after
 
@@ -48,6 +48,7 @@ class Settings:
         default=lambda headers, path: False
     )
     login_path: str | None = None  # where a browser without proof is redirected
+    clients: Literal["read", "write"] = "write"  # ``read``: /v1 changes nothing, no link is spoken
 
 
 # No browser guesses at the type of an answer, or keeps it. Routes may say otherwise of caching.

@@ -435,7 +435,7 @@ class Server(AppServer):
             app,
             listeners,
             refusals=refusals,
-            linked=app.state.hub,
+            linked=None if app.state.hub.settings.clients == "read" else app.state.hub,
             connections_max=connections_max,
             grace_s=grace_s,
             on_ready=on_ready,
