@@ -200,11 +200,19 @@ class DuplicateTaskError(LodeqError):
 
 
 class BusyError(LodeqError):
-    """The call cannot be served now. Nothing was written; retry after ``retry_after_ms`` ms."""
+    """The call cannot be served now. Nothing was written; retry after ``retry_after_ms`` ms.
 
-    def __init__(self, message: str, *, retry_after_ms: int = 1000) -> None:
+    Attributes:
+        not_begun: a server has refused it before it looked at it, for having too many callers.
+            Clients send such a call again by themselves, until their timeout.
+    """
+
+    def __init__(
+        self, message: str, *, retry_after_ms: int = 1000, not_begun: bool = False
+    ) -> None:
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
+        self.not_begun = not_begun
 
 
 class QueueFullError(BusyError):

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
-from ...errors import UsageError
+from ...errors import BusyError, UsageError
 from ...repository.model.codec import encode_value
 from ...repository.model.values import NewTask, Receipt
 from ..calls import CHUNK_BYTES_MAX, Call, QueueTemplate, Session
@@ -148,6 +148,10 @@ class SyncFastCalls:
             return read_answer(partial(_all_granted, queue=template.name), answer)
         except NotBegunError:
             return None
+        except BusyError as exc:
+            if exc.not_begun:
+                return None  # the general way has a line
+            raise
         except AnswerLostError as exc:
             raise self._link.target.lost(_CLAIM, exc) from exc
 

@@ -44,6 +44,7 @@ _ATTRIBUTES: Final = (
     "size_bytes",
     "limit_bytes",
     "retry_after_ms",
+    "not_begun",
     "leader",
     "shard",
     "missing",
@@ -79,7 +80,7 @@ def problem_of(error: LodeqError, status: int | None = None) -> dict[str, Any]:
     }
     for name in _ATTRIBUTES:
         value = getattr(error, name, None)
-        if value is None or value in (b"", ""):
+        if value is None or value in (b"", "") or value is False:
             continue
         if name == "task_id":
             value = str(TaskId(value))

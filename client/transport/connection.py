@@ -25,6 +25,7 @@ from .entries import (
     error_in,
     queue_document,
     read_welcome,
+    turned_away,
 )
 from .layout import (
     HANDLES_MAX,
@@ -119,6 +120,10 @@ class FramedConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Resolve the calls that are answered."""
         self._has_heard = True
+        if not self._greeted.done() and (error := turned_away(data)) is not None:
+            self._greeted.set_exception(error)
+            self.lose(error)
+            return
         try:
             for body in self._reader.feed(data):
                 if not self._greeted.done():

@@ -12,7 +12,7 @@ from msgspec.msgpack import Decoder
 
 from ...engine.records.policy import decode_policy
 from ...engine.runtime.task_id import TaskId, as_task_id
-from ...errors import ClosedError, LodeqError, UnreachableError, UsageError
+from ...errors import BusyError, ClosedError, LodeqError, UnreachableError, UsageError
 from ...repository.model.codec import MSGPACK
 from ...repository.model.faces import face_fields
 from ..calls import FORM, Call, QueueTemplate
@@ -38,6 +38,7 @@ __all__ = [
     "read_welcome",
     "task_id_of",
     "task_ids_of",
+    "turned_away",
 ]
 
 _ROOM: Final = 4 << 10  # bytes of a frame that are not the document
@@ -188,6 +189,13 @@ def granted_of(entry: Sequence[Any], queue: str) -> Granted:
         None if headers is None else Stored(MSGPACK, headers),
         **(face_fields(entry[13]) if len(entry) > 13 and entry[13] else {}),  # older: none
     )
+
+
+def turned_away(data: bytes) -> BusyError | None:
+    """The error of a server that answers the hello so because it has too many callers."""
+    if not data.startswith(b"HTTP/1.1 503 "):
+        return None
+    return BusyError("the server has as many callers as it accepts: try again", not_begun=True)
 
 
 def read_welcome(body: bytes) -> Iterable[int]:

@@ -15,7 +15,15 @@ from msgspec.msgpack import Decoder
 
 from ...engine.runtime.ids import SystemRng
 from ..calls import QueueTemplate
-from .entries import MISREAD, AnswerLostError, NotBegunError, error_in, queue_document, read_welcome
+from .entries import (
+    MISREAD,
+    AnswerLostError,
+    NotBegunError,
+    error_in,
+    queue_document,
+    read_welcome,
+    turned_away,
+)
 from .layout import (
     HANDLES_MAX,
     NONCE_BYTES,
@@ -99,6 +107,8 @@ class FramedExchange(Generic[S]):
         """
         if not data:
             raise AnswerLostError("the server closed the connection")
+        if (error := turned_away(data)) is not None:
+            raise error
         for body in self._reader.feed(data):
             self.operations = frozenset(read_welcome(body))
             self.is_open = True

@@ -14,12 +14,14 @@ import json
 from collections.abc import Callable
 from math import inf
 from ssl import SSLContext
+from threading import Event
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from anyio import CancelScope
+from anyio import CancelScope, sleep
 
 from ...errors import (
+    BusyError,
     ClosedError,
     CommitUnknownError,
     InvariantError,
@@ -34,6 +36,7 @@ from ..fast_calls import FastCalls
 from .blocking_link import SyncFramedLink
 from .entries import NotSpokenError, TooLargeError
 from .framed_link import FramedLink
+from .line import Lane, Line, SyncLine, delays
 from .shared_link import SharedLink
 from .target import FramedTarget, GivenUp
 
@@ -47,6 +50,7 @@ __all__ = ["SyncTransport", "Target", "Transport"]
 _IDLE_MAX: Final = 32
 _KEPT_ALIVE_S: Final = 30.0  # shorter than the server keeps them: no request meets a closing one
 _LOST: Final = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError, httpx.ReadTimeout)
+_NO_ANSWER: Final = (UnreachableError, CommitUnknownError)
 _NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
@@ -199,6 +203,7 @@ class Transport:
         # each call, and an httpx client would add redirects, cookies and proxies.
         self._idle: list[httpx.AsyncBaseTransport] = []
         self._pending: set[CancelScope] = set()
+        self._lines = {lane: Line(lane, target.timeout_s) for lane in Lane}
         self._is_closed = False
         framed = target.framed if transport is None else None
         self._framed: FramedLink | SharedLink | None = None
@@ -228,15 +233,57 @@ class Transport:
         raise ClosedError(CLOSED)
 
     async def _send(self, call: Call) -> Any:
-        framed = self._framed
-        if framed is not None:
+        is_framed = True
+        if self._framed is not None:
             try:
-                return await framed.send(call)
-            except NotSpokenError as exc:  # an older server, or one that stops: nothing was sent
-                if exc.is_certain and self._framed is framed:
-                    self._framed = None
-                    await framed.aclose()
-            except TooLargeError:
+                return await self._over_link(call)
+            except (NotSpokenError, TooLargeError):
+                is_framed = False
+            except BusyError as error:
+                if not error.not_begun:
+                    raise
+        line = self._lines[Lane.of(call)]
+        await line.enter(call.wait_s)
+        is_answered = False
+        try:
+            answer = await self._till_begun(call, is_framed)
+            is_answered = True
+        except LodeqError as error:
+            is_answered = not isinstance(error, _NO_ANSWER)
+            raise
+        finally:
+            line.leave(is_answered=is_answered)
+        return answer
+
+    async def _till_begun(self, call: Call, is_framed: bool) -> Any:
+        """Send it, again where the server has refused it before it looked at it."""
+        for delay_s in delays(self.target.timeout_s):
+            try:
+                return await self._once(call, is_framed)
+            except BusyError as error:
+                if not error.not_begun:
+                    raise
+            await sleep(delay_s)
+        return await self._once(call, is_framed)
+
+    async def _over_link(self, call: Call) -> Any:
+        """Send it over the link. Raises as ``FramedLink.send``."""
+        framed = self._framed
+        if framed is None:
+            raise NotSpokenError
+        try:
+            return await framed.send(call)
+        except NotSpokenError as exc:  # an older server, or one that stops: nothing was sent
+            if exc.is_certain and self._framed is framed:
+                self._framed = None
+                await framed.aclose()
+            raise
+
+    async def _once(self, call: Call, is_framed: bool) -> Any:
+        if is_framed and self._framed is not None:
+            try:
+                return await self._over_link(call)
+            except (NotSpokenError, TooLargeError):
                 pass
         if self._given is not None:
             return await self._ask(self._given, call)
@@ -294,7 +341,9 @@ class SyncTransport:
         self.target = target
         self._given = transport
         self._idle: list[httpx.BaseTransport] = []  # see ``Transport``
+        self._lines = {lane: SyncLine(lane, target.timeout_s) for lane in Lane}
         self._is_closed = False
+        self._closing = Event()
         framed = target.framed if transport is None else None
         self._framed = None if framed is None else SyncFramedLink(framed, is_given_up)
 
@@ -304,16 +353,56 @@ class SyncTransport:
 
     def send(self, call: Call) -> Any:
         """Send a request; return the answer's document or raise the error in it."""
-        framed = self._framed
-        if framed is not None:
-            if self._is_closed:
-                raise ClosedError(CLOSED)
+        if self._is_closed:
+            raise ClosedError(CLOSED)
+        is_framed = True
+        if self._framed is not None:
             try:
-                return framed.send(call)
-            except NotSpokenError as exc:  # an older server, or one that stops: nothing was sent
-                if exc.is_certain:
-                    self._framed = None
-            except TooLargeError:
+                return self._over_link(call)
+            except (NotSpokenError, TooLargeError):
+                is_framed = False
+            except BusyError as error:
+                if not error.not_begun:
+                    raise
+        line = self._lines[Lane.of(call)]
+        line.enter(call.wait_s)
+        is_answered = False
+        try:
+            answer = self._till_begun(call, is_framed)
+            is_answered = True
+        except LodeqError as error:
+            is_answered = not isinstance(error, _NO_ANSWER)
+            raise
+        finally:
+            line.leave(is_answered=is_answered)
+        return answer
+
+    def _till_begun(self, call: Call, is_framed: bool) -> Any:
+        for delay_s in delays(self.target.timeout_s):
+            try:
+                return self._once(call, is_framed)
+            except BusyError as error:
+                if not error.not_begun:
+                    raise
+            self._closing.wait(delay_s)
+        return self._once(call, is_framed)
+
+    def _over_link(self, call: Call) -> Any:
+        framed = self._framed
+        if framed is None:
+            raise NotSpokenError
+        try:
+            return framed.send(call)
+        except NotSpokenError as exc:
+            if exc.is_certain:
+                self._framed = None
+            raise
+
+    def _once(self, call: Call, is_framed: bool) -> Any:
+        if is_framed and self._framed is not None:
+            try:
+                return self._over_link(call)
+            except (NotSpokenError, TooLargeError):
                 pass
         if self._given is not None:
             return self._ask(self._given, call)
@@ -350,6 +439,7 @@ class SyncTransport:
     def close(self) -> None:
         """Close the connections. A thread that waits for an answer may still get it."""
         self._is_closed = True
+        self._closing.set()
         if self._framed is not None:
             self._framed.close()
         if self._given is not None:

@@ -63,5 +63,5 @@ def id_of(now_ms: int) -> str:
 
 def ms_of(id: str) -> int:
     """When the snapshot of that id was begun."""
-    at = datetime.strptime(id[:15] + "+0000", "%Y%m%dT%H%M%S%z")
+    at = datetime.fromisoformat(id[:15] + "+0000")
     return (at - _EPOCH) // timedelta(milliseconds=1) + int(id[15:18])

@@ -86,7 +86,13 @@ _NAME = re.compile(
 )
 # A file system's own folder at a mount point says nothing about who owns the rest; nor do notes.
 _IGNORED = frozenset({"lost+found", "served.json", "replica.json"})
-_ADDRESS = re.compile(r"(unix|tcp|https?|lodeq):/")  # one slash: a ``Path`` has dropped the other
+_OURS = ("unix", "tcp", "http", "https", "lodeq")
+# One slash: a ``Path`` has dropped the other. With another scheme it may be a folder's name.
+_ADDRESS = re.compile(
+    r"(unix|tcp|https?|lodeq|file|rediss?|amqps?|postgres|postgresql|mysql|sqlite|s3a?|hdfs|dbfs):/"
+    r"|([a-z][a-z0-9+.-]+)://",
+    re.IGNORECASE,
+)
 
 
 class Layout(NamedTuple):
@@ -111,19 +117,42 @@ class Layout(NamedTuple):
         return Layout(*(tuple(filter(hosts, group)) for group in self))
 
 
+def _check_no_address(text: str) -> None:
+    """Check that a path is no URL: relative, it would name a folder that nobody means.
+
+    Raises:
+        StorePathError: it is one; the text names what to call instead.
+    """
+    found = _ADDRESS.match(text)
+    if found is None:
+        return
+    scheme = (found[1] or found[2]).lower()
+    rest = text[found.end() :].lstrip("/")
+    for_a_folder = f"for a folder of that name write {'./' + text!r}"
+    if scheme == "file":
+        raise StorePathError(
+            f"{text!r} is a URL, not a folder: write {'/' + rest!r}; {for_a_folder}"
+        )
+    slashes = "/" if scheme == "unix" else ""
+    url = text if "://" in text else f"{text[: len(scheme)]}://{slashes}{rest}"
+    if scheme in _OURS:
+        raise StorePathError(
+            f"{url!r} is the address of a service, not a folder: lodeq.connect({url!r}) "
+            f"connects to it; {for_a_folder}"
+        )
+    raise StorePathError(
+        f"{url!r} is an address, not a folder, and lodeq keeps its tasks in a folder of this "
+        f"machine: lodeq.open('var/jobs'); {for_a_folder}"
+    )
+
+
 def normal_path(path: str | os.PathLike[str]) -> str:
     """Absolute and without a trailing slash (``lstat`` of ``link/`` would follow the link)."""
     try:
         text = os.fsdecode(path)
         if not text or "\0" in text:
             raise ValueError("empty, or with a NUL in it")
-        if _ADDRESS.match(text):
-            slashes = ":///" if text.startswith("unix") else "://"
-            url = text if "://" in text else text.replace(":/", slashes, 1)
-            raise StorePathError(
-                f"{url!r} is the address of a service, not a folder: lodeq.connect({url!r}) "
-                f"connects to it; for a folder of that name write {'./' + text!r}"
-            )
+        _check_no_address(text)
         whole = os.path.abspath(text)
         whole.encode()  # RocksDB takes its path as UTF-8
     except (TypeError, ValueError, OSError) as exc:

@@ -10,9 +10,14 @@ from anyio import CancelScope, get_cancelled_exc_class
 
 from .event_loop import Spawner, TaskHandle
 
-__all__ = ["ShieldedTask", "await_shielded", "obtain"]
+__all__ = ["ShieldedTask", "await_shielded", "obtain", "prepare_shields"]
 
 T = TypeVar("T")
+
+
+def prepare_shields() -> None:
+    """Import what a shield needs. Once no file can be opened it could not be, nor work be ended."""
+    get_cancelled_exc_class()
 
 
 async def await_shielded(fn: Callable[[], Awaitable[None]]) -> BaseException | None:

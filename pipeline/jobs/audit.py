@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.sql import SparkSession
 
-from ...engine.files.paths import JOURNALS
+from ...engine.files.paths import JOURNALS, normal_path
 from ...engine.offline.audit import ShardAudit, audit_shard
 from ...engine.offline.repair_plan import RepairPlan, write_plan
 from ...engine.runtime.task_id import TaskId
@@ -68,7 +68,7 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> AuditReport:
     Raises ``UsageError`` at once if the plan cannot be written there: the checks may take hours.
     """
     if config.plan is not None:
-        _check_plan_path(os.path.abspath(config.plan))
+        _check_plan_path(normal_path(config.plan))
     tables = open_tables(spark, config.store, config.snapshot)
     shards = range(tables.shards)
     with progress.step("rows and payloads"):
@@ -82,7 +82,7 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> AuditReport:
     plan = None
     if config.plan is not None and (proposed.beyond or not proposed.is_empty):
         write_plan(config.plan, proposed)
-        plan = os.path.abspath(config.plan)
+        plan = normal_path(config.plan)
     oldest = [one.oldest_lease_us for one in rows if one.oldest_lease_us]
     age_us = tables.snapshot.created_ms * 1000 - min(oldest) if oldest else None
     total: dict[str, int] = {}

@@ -10,7 +10,7 @@ process did not close the store, nobody knows that end: the lease starts again i
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from types import TracebackType
@@ -29,7 +29,7 @@ from ...engine.runtime.clock import Clock, SystemClock
 from ...engine.runtime.current_loop import current_spawner
 from ...engine.runtime.event_loop import Spawner
 from ...engine.runtime.ids import IdSource, Rng, SystemRng
-from ...engine.runtime.shielded import await_shielded
+from ...engine.runtime.shielded import await_shielded, prepare_shields
 from ...errors import (
     CorruptionError,
     LockedError,
@@ -83,6 +83,13 @@ __all__ = [
 
 LOCK_POLL_S = 0.05
 BODY_BYTES_MIN = 32 << 10
+# What an open takes from its caller: what it is, and what will be asked of it.
+_PORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "limits": ("lodeq.Limits", ()),
+    "clock": ("clock", ("wall_us", "mono", "call_at")),
+    "rng": ("source of randomness", ("bytes", "uniform")),
+    "replicator": ("lodeq.Replicator", ("prepare", "start", "propose")),
+}
 
 
 class OpenHandle:
@@ -211,6 +218,7 @@ def open_engine(
     """
     _check_limits(commit_batch_max, submit_queue_max)
     _check_journal(journal, journal_retention, journal_roll)
+    _check_ports(limits=limits, clock=clock, rng=rng, replicator=replicator)
     limits = limits_within(limits, replicator)
     hosting = _hosting_of(replicator, hosting)
     least = body_bytes_min
@@ -238,6 +246,7 @@ def open_engine(
         )
 
     async def start() -> Engine:
+        prepare_shields()
         spawner = current_spawner()
         server = None if make_server is None else make_server()
         if server is not None:
@@ -335,6 +344,21 @@ def _check_limits(commit_batch_max: object, submit_queue_max: object) -> None:
             raise UsageError(f"expected {name} as an int from 1 to {top}, got {value!r}")
 
 
+def _check_ports(**given: object) -> None:
+    """Check what an open takes from its caller, by what will be asked of it."""
+    for name, (wanted, members) in _PORTS.items():
+        one = given[name]
+        if one is None:
+            continue
+        is_missing = any(not hasattr(one, member) for member in members)
+        if (
+            isinstance(one, type)
+            or is_missing
+            or (name == "limits" and not isinstance(one, Limits))
+        ):
+            raise UsageError(f"expected {name} as a {wanted}, got {type(one).__name__}")
+
+
 def _hosting_of(replicator: Replicator | None, hosting: Hosting | None) -> Hosting | None:
     """Who says which shards are here; None: all are."""
     if hosting is None:
@@ -409,6 +433,7 @@ def open_in_memory(
         redact: as for ``open_engine``.
     """
     _check_limits(commit_batch_max, submit_queue_max)
+    _check_ports(limits=limits, clock=clock, rng=rng, replicator=replicator)
     limits = limits_within(limits, replicator)
     redaction = redaction_of(redact)
     the_rng = rng if rng is not None else SystemRng()
@@ -493,37 +518,39 @@ async def build(
         redaction: of previews and labels, where tasks are packed.
     """
     the_spawner = current_spawner() if spawner is None else spawner
-    core = EngineState(
-        spawner=the_spawner,
-        clock=clock if clock is not None else SystemClock(),
-        ids=IdSource(rng),
-        limits=limits if limits is not None else Limits(),
-        seq=max((s.seq for s in opened.shards), default=0),
-        is_fsync=opened.durability == "fsync",
-        compressor=compressor,
-    )
-    core.redaction = redaction
-    _connect(core, is_replica=replicator is not None)
-    leadership = Leadership(core, replicator) if replicator is not None else None
-    runtime = EngineRuntime(core, opened, Reaper(core) if reaper else None)
-    runtime.replicator, runtime.leadership = replicator, leadership
-    members = hosting if replicator is None else replicator
-    if isinstance(members, NamesMembers):
-        runtime.members = members
-    maker = ShardMaker(
-        core,
-        opened.shard_count,
-        interval_s=interval_s,
-        commit_batch_max=commit_batch_max,
-        submit_queue_max=submit_queue_max,
-        leadership=leadership,
-        hosting=hosting,
-    )
-    least = NO_BODIES if body_bytes_min is None else body_bytes_min
-    if open_files is None and opened.path is not None:
-        open_files = partial(_open_files, opened.path, least)
-    use_files = None if open_files is None else partial(open_files, core)
+    core: EngineState | None = None
+    runtime: EngineRuntime | None = None
     try:
+        core = EngineState(
+            spawner=the_spawner,
+            clock=clock if clock is not None else SystemClock(),
+            ids=IdSource(rng),
+            limits=limits if limits is not None else Limits(),
+            seq=max((s.seq for s in opened.shards), default=0),
+            is_fsync=opened.durability == "fsync",
+            compressor=compressor,
+        )
+        core.redaction = redaction
+        _connect(core, is_replica=replicator is not None)
+        leadership = Leadership(core, replicator) if replicator is not None else None
+        runtime = EngineRuntime(core, opened, Reaper(core) if reaper else None)
+        runtime.replicator, runtime.leadership = replicator, leadership
+        members = hosting if replicator is None else replicator
+        if isinstance(members, NamesMembers):
+            runtime.members = members
+        maker = ShardMaker(
+            core,
+            opened.shard_count,
+            interval_s=interval_s,
+            commit_batch_max=commit_batch_max,
+            submit_queue_max=submit_queue_max,
+            leadership=leadership,
+            hosting=hosting,
+        )
+        least = NO_BODIES if body_bytes_min is None else body_bytes_min
+        if open_files is None and opened.path is not None:
+            open_files = partial(_open_files, opened.path, least)
+        use_files = None if open_files is None else partial(open_files, core)
         _make_shards(core, opened, maker)
         if hosting is not None:
             core.hosted = [core.shards[one.index] for one in opened.shards]
@@ -549,8 +576,9 @@ async def build(
         await _read_rows(core, refusal, owns_shards=is_owner, was_left=opened.was_left)
         opened.was_left = False
     except BaseException:
-        core.is_closed = True
-        if runtime.event_publisher is not None:
+        if core is not None:
+            core.is_closed = True
+        if runtime is not None and runtime.event_publisher is not None:
             await await_shielded(runtime.event_publisher.close_journal)
         opened.close()
         if replicator is not None:

@@ -4,6 +4,8 @@
 
     dashboard = Dashboard(engine, access="read", token=token)
     Server(engine, [listener], dashboard.guarded(settings), routes=dashboard.routes)
+
+With ``read`` the calls of that server change nothing either, unless ``guarded`` is told otherwise.
 """
 
 from __future__ import annotations
@@ -127,8 +129,12 @@ class Dashboard:
         self._auth = Auth(sessions, self._pages)
         self._search = SearchPages(engine, self, self._pages, self._auth, rng)
 
-    def guarded(self, settings: SettingsT) -> SettingsT:
+    def guarded(self, settings: SettingsT, *, clients: Access | None = None) -> SettingsT:
         """A server's settings, extended so that browsers can log in.
+
+        Args:
+            settings: the server's.
+            clients: what the calls under ``/v1`` may do; None: what the dashboard may.
 
         Raises:
             UsageError: the server has a token and the dashboard has none, or the other way round.
@@ -138,6 +144,7 @@ class Dashboard:
         static = {f"/static/{name}" for name in _STATIC}
         return replace(
             settings,
+            clients=clients or ("write" if self._can_write else "read"),
             admits=self._auth.admits,
             login_path="/login",
             public_paths=settings.public_paths | static | {"/login"},

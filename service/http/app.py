@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ... import __version__
 from ...client.documents.wire import JSON
-from ...errors import LodeqError, UsageError
+from ...errors import AccessDeniedError, LodeqError, UsageError
 
 try:
     import msgspec  # noqa: F401 - the same extra
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 __all__ = ["make_app"]
 
 _log = logging.getLogger("lodeq.http")
+_READ_ONLY = (
+    'here everybody may only read, as its dashboard\'s access="read" says: give it "write", or '
+    'let clients write beside it with guarded(settings, clients="write")'
+)
 
 
 def make_app(
@@ -94,7 +98,11 @@ def _openapi(_: Request) -> Response:
 def _endpoint(
     server: ServerState, operation: Operation
 ) -> Callable[[Request], Awaitable[Response]]:
+    is_refused = operation.changes and server.settings.clients == "read"
+
     async def endpoint(request: Request) -> Response:
+        if is_refused:
+            return problem(AccessDeniedError(_READ_ONLY), 403)
         try:
             return await called(operation, RequestContext(server, request))
         except UnsupportedError as error:

@@ -12,9 +12,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
-from anyio import current_time, fail_after
+from anyio import current_time, fail_after, move_on_after
 
 from ...client.documents.problems import CONTENT_TYPE, problem_of
 from ...errors import AccessDeniedError, BusyError, LodeqError, PayloadTooLargeError
@@ -48,6 +48,7 @@ class Settings:
         default=lambda headers, path: False
     )
     login_path: str | None = None  # where a browser without proof is redirected
+    clients: Literal["read", "write"] = "write"  # ``read``: /v1 changes nothing, no link is spoken
 
 
 # No browser guesses at the type of an answer, or keeps it. Routes may say otherwise of caching.
@@ -82,6 +83,8 @@ class Guard:
             return  # nothing here speaks websocket: the server closes it
         headers = dict(scope["headers"])
         refused = self._refusal(scope["headers"], headers, scope["path"], scope["method"])
+        if refused is not None and (one := scope.get("state", {}).get("connection")) is not None:
+            one.admission.strange(one)
         if refused is None and not self._is_taken_in(scope, headers):
             refused = TooManyError("the server has as many callers as it accepts: try again"), 503
         if refused is not None:
@@ -89,6 +92,8 @@ class Guard:
                 await _send_to(send, self._settings.login_path or "/")
             else:
                 self._refusals.count(refused[1], current_time())
+                if isinstance(refused[0], TooManyError):
+                    await self._drain(receive)
                 await refuse(send, *refused)
             return
         counted = _Counted(self, receive, self._settings)
@@ -109,14 +114,29 @@ class Guard:
             if sent:
                 raise
             self._refusals.count(refusal.status, current_time())
+            if isinstance(refusal.error, TooManyError):
+                await self._drain(receive)
             await refuse(send, refusal.error, refusal.status)
         finally:
             self._held_bytes -= counted.bytes
 
+    async def _drain(self, receive: Receive) -> None:
+        """Read the rest of a body and forget it: who is cut off while it writes reads no answer."""
+        n_left = self._settings.body_bytes_max
+        with move_on_after(self._settings.body_wait_s):
+            while n_left >= 0:
+                message = await receive()
+                n_left -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
+
     def _is_taken_in(self, scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
         """Whether the connection may become a known one; other servers than ours have no limit."""
         one = scope.get("state", {}).get("connection")
-        if one is None or not self._is_admitted(headers, scope["path"]):
+        if one is None:
+            return True
+        if not self._is_admitted(headers, scope["path"]):  # nothing is required there
+            one.admission.strange(one)
             return True
         is_admitted: bool = one.admission.admits(one)
         return is_admitted
@@ -189,7 +209,7 @@ class _Counted:
         if self.bytes > self._settings.body_bytes_max:
             raise RefusedError(_too_large(self._settings), 413)
         if self._guard.is_full:
-            raise RefusedError(BusyError("the server holds too many requests: try again"), 503)
+            raise RefusedError(TooManyError("the server holds too many requests: try again"), 503)
         self._is_whole = not message.get("more_body", False)
         return message
 

@@ -45,11 +45,17 @@ class Operation(NamedTuple):
     headers: Mapping[str, Any]
     media: Sequence[str]
 
+    @property
+    def changes(self) -> bool:
+        """Whether it changes anything."""
+        return self.method != "GET" and self.name not in _CHANGE_NOTHING
+
 
 OPERATIONS: Final[list[Operation]] = []
 _NOTHING: Final[Mapping[str, Any]] = {}
 _JSON: Final = ("application/json",)
 _READING: Final = ("find", "count")  # by POST
+_CHANGE_NOTHING: Final = (*_READING, "export", "verify")
 
 
 def operation(

@@ -889,6 +889,7 @@ class Problem(Struct, kw_only=True):
     detail: str
     task_id: TaskId | UnsetType = UNSET
     retry_after_ms: Count | UnsetType = UNSET
+    not_begun: bool | UnsetType = UNSET
     size_bytes: Count | UnsetType = UNSET
     limit_bytes: Count | UnsetType = UNSET
     state: str | UnsetType = UNSET

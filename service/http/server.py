@@ -9,18 +9,21 @@ engine is closed.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from anyio import CancelScope, move_on_after, sleep
 
+from ...client.documents.problems import CONTENT_TYPE, problem_of
 from ...client.transport.layout import FIRST_BYTE
 from ...errors import UsageError
-from .admission import Admission, Refusals
+from .admission import Admission, Refusals, TooManyError, has_unread
 from .app import make_app
 from .guard import ALWAYS, Settings
 from .link.connection import LinkConnection
@@ -51,6 +54,7 @@ READ_WAIT_S: Final = 30.0  # until a client must have read enough of its answer
 HEAD_BYTES_MAX: Final = 32 << 10
 IDLE_S: Final = 75.0  # longer than our clients keep a connection
 GRACE_S: Final = 10.0
+LINGER_S: Final = 0.25  # for what a client that is turned away is just writing
 STOP_LOOK_S: Final = 0.02  # between looks whether the requests of a stop have ended
 CUT_S: Final = 1.0  # what was cancelled has to end by then, or is left behind
 BACKLOG: Final = 2048  # connections that wait to be accepted
@@ -60,7 +64,8 @@ ACCEPTS: Final = 64  # accepted in one turn of the loop, before the others can s
 def _connections_max(wanted: int, n_listeners: int) -> int:
     """Connections that each listener may have, so that the store has files left to open.
 
-    An ``Admission`` holds up to three times as many. A quarter of the process's files stays free.
+    An ``Admission`` holds up to three times as many, and half as many that leave. An eighth of the
+    process's files stays free.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -128,6 +133,7 @@ class _Protocol(H11Protocol):
     """One connection."""
 
     _is_new = True
+    _is_leaving = False
     _slow: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
 
@@ -143,11 +149,36 @@ class _Protocol(H11Protocol):
         self._arm()
         self.admission.arrived(self)
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether it has sent something that has not been read yet."""
+        return has_unread(self.transport)
+
     def shed(self) -> None:
         """Close it: there are too many."""
         self.transport.abort()
 
+    def turn_away(self) -> None:
+        """Answer 503 before anything is asked, and listen a moment longer.
+
+        Who is cut off while it writes would not read the answer.
+        """
+        self._is_leaving = True
+        self._disarm()
+        self._unset_keepalive_if_required()
+        error = TooManyError("the server has as many callers as it accepts: try again")
+        doc = json.dumps(problem_of(error)).encode()
+        if not self._answer_early(503, CONTENT_TYPE.encode(), doc):
+            return
+        self._slow = self.loop.call_later(LINGER_S, self.transport.abort)
+        try:
+            self.transport.write_eof()
+        except (OSError, RuntimeError):  # the client has gone
+            self.transport.abort()
+
     def data_received(self, data: bytes) -> None:
+        if self._is_leaving:
+            return
         if self._is_new:
             self._is_new = False
             links = self._gate.links(self) if data[0] == FIRST_BYTE else None
@@ -179,23 +210,29 @@ class _Protocol(H11Protocol):
             self.admission.asked(self)
 
     def send_400_response(self, msg: str) -> None:
+        if self._answer_early(400, b"text/plain; charset=utf-8", msg.encode("ascii")):
+            self.transport.close()
+
+    def _answer_early(self, status: int, content_type: bytes, body: bytes) -> bool:
+        """Answer what has not reached the application; False: it cannot be, and is closed."""
         headers = [
-            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"content-type", content_type),
+            (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
             *ALWAYS,
         ]
-        body = msg.encode("ascii")
+        reason = HTTPStatus(status).phrase.encode()
         try:
             for event in (
-                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Response(status_code=status, headers=headers, reason=reason),
                 h11.Data(data=body),
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
         except h11.LocalProtocolError:  # in the middle of another answer
             self.transport.abort()
-        else:
-            self.transport.close()
+            return False
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.admission.left(self)
@@ -398,7 +435,7 @@ class Server(AppServer):
             app,
             listeners,
             refusals=refusals,
-            linked=app.state.hub,
+            linked=None if app.state.hub.settings.clients == "read" else app.state.hub,
             connections_max=connections_max,
             grace_s=grace_s,
             on_ready=on_ready,

@@ -110,7 +110,7 @@ class Front:
                 token=settings.token,
                 processes=self._lines,
             )
-            settings = board.guarded(settings)
+            settings = board.guarded(settings, clients="write")
             routes += board.routes
         self.app = Starlette(
             routes=routes, middleware=[Middleware(Guard, settings=settings, refusals=refusals)]

@@ -139,7 +139,7 @@ class EmbeddedServer:
                 access="write" if self._dashboard == "write" else "read",
                 token=settings.token,
             )
-            settings = board.guarded(settings)
+            settings = board.guarded(settings, clients="write")
             routes = [*routes, *board.routes]
         server = self._server = Server(
             engine,

@@ -17,7 +17,8 @@ from starlette.routing import compile_path
 
 from ....client.documents.wire import MSGPACK_FORM
 from ....client.transport.layout import OWN_FRAME_BYTES, PART_BYTES
-from ....errors import BusyError, LodeqError, PayloadTooLargeError, UsageError
+from ....errors import LodeqError, PayloadTooLargeError, UsageError
+from ..admission import TooManyError
 from ..guard import RefusedError
 from ..operations import OPERATIONS, Operation, called
 from ..request_context import ClientGoneError, RequestContext, UnsupportedError
@@ -102,7 +103,7 @@ async def answer_call(link: LinkPort, entry: requests.Call) -> None:
         text = f"the document is larger than {limit} bytes: send fewer tasks at once"
         raise PayloadTooLargeError(text, size_bytes=size, limit_bytes=limit)
     if hub.held_bytes + size > hub.settings.held_bytes_max:
-        raise BusyError("the server holds too many requests: try again")
+        raise TooManyError("the server holds too many requests: try again")
     request = CallRequest(link, entry, parts)
     hub.held_bytes += size
     link.calls[entry.id] = request.give_up

@@ -27,9 +27,9 @@ from ....client.transport.layout import (
     frame_of,
     frames_of,
 )
-from ....errors import AccessDeniedError, BusyError, LodeqError, UsageError
+from ....errors import AccessDeniedError, LodeqError, UsageError
 from ....repository.model.arguments import duration_s
-from ..admission import TooManyError
+from ..admission import TooManyError, has_unread
 from . import operations
 from .port import LinkPort
 from .requests import Cancel, MalformedError, Queue, read_entry, read_frame, read_hello
@@ -123,7 +123,7 @@ class LinkConnection(LinkPort, asyncio.Protocol):
         hub.held_bytes += size - self._held_bytes
         self._held_bytes = size
         if size and hub.held_bytes > hub.settings.held_bytes_max:
-            self._refuse(BusyError("the server holds too many requests: try again"), 503)
+            self._refuse(TooManyError("the server holds too many requests: try again"), 503)
         elif size and self._slow is None and not self._is_read_paused:
             self._slow = self._loop.call_later(FRAME_WAIT_S, self._abort)
 
@@ -179,6 +179,7 @@ class LinkConnection(LinkPort, asyncio.Protocol):
             return
         self.admission.asked(self)
         if not self.serving.is_token(hello.token):
+            self.admission.strange(self)
             self._turn_away(AccessDeniedError("give the server's token"), 401)
             return
         if not self.admission.admits(self):
@@ -407,6 +408,11 @@ class LinkConnection(LinkPort, asyncio.Protocol):
         self._out.append((0, Status.GOODBYE, self._last_id))
         self._flush()
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether it has sent something that has not been read yet."""
+        return has_unread(self.transport)
+
     def shed(self) -> None:
         """Close it: there are too many."""
         if self._is_greeted:
@@ -414,6 +420,10 @@ class LinkConnection(LinkPort, asyncio.Protocol):
             self._end()
         else:
             self._abort()
+
+    def turn_away(self) -> None:
+        """The same, of one at rest."""
+        self.shed()
 
     def _end(self) -> None:
         """Say no more, and listen a moment longer: who is cut off while it writes reads no more."""

@@ -1,5 +1,6 @@
 """What may be a store's folder, and that looking changes nothing."""
 
+import asyncio
 import errno
 import os
 import stat
@@ -9,6 +10,7 @@ import pytest
 
 import lodeq
 import lodeq.sync
+from lodeq.engine.bulk.inbox import store_info
 from lodeq.engine.files import paths
 from lodeq.errors import StorePathError
 
@@ -186,6 +188,30 @@ def test_the_journal_of_a_store(root):
     assert paths.only_journal(root) == "tasks"
     os.makedirs(paths.journal_path(root, "more"))
     assert paths.only_journal(root) is None  # nobody says which
+
+
+@pytest.mark.parametrize(
+    ("given", "instead"),
+    [
+        ("file:///srv/jobs", "write '/srv/jobs'"),
+        (Path("FILE:///srv/jobs"), "write '/srv/jobs'"),
+        ("redis://127.0.0.1/0", "lodeq.open"),
+        (Path("postgres://h/jobs"), "lodeq.open"),
+        ("what-comes.next://h", "lodeq.open"),
+    ],
+)
+def test_a_url_is_no_folder(given, instead, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    async def opened():
+        await lodeq.open(given)
+
+    for call in (lambda: asyncio.run(opened()), lambda: store_info(given)):
+        with pytest.raises(StorePathError, match="not a folder") as refused:
+            call()
+        assert instead in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+    assert paths.normal_path("a:/b").endswith("/a:/b")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """Opening: what is refused at once, and what a cancelled or failed opening leaves behind."""
 
 import asyncio
+import random
+import subprocess
+import sys
 
 import pytest
 import trio
@@ -196,3 +199,68 @@ def test_who_looks_at_a_block_that_cannot_be_read_is_told_so(tmp_path, monkeypat
             await open_read_only(tmp_path / "s")
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"limits": {"pending_max": 3}},
+        {"limits": lodeq.Limits},
+        {"clock": 3},
+        {"rng": random},
+        {"replicator": "etcd://h"},
+    ],
+)
+def test_an_opening_that_fails_early_leaves_nothing_locked(tmp_path, options):
+    async def main():
+        for _ in range(2):
+            with pytest.raises(lodeq.UsageError):
+                await open_(tmp_path / "s", **options)
+        async with open_(tmp_path / "s") as engine:
+            assert (await engine.health()).ok
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["EngineState", "Reaper", "ShardMaker", "EngineRuntime"])
+def test_whatever_fails_in_an_opening_leaves_nothing_locked(tmp_path, monkeypatch, name):
+    def fail(*_, **__):
+        raise RuntimeError(name)
+
+    async def main():
+        with monkeypatch.context() as patched:
+            patched.setattr(f"lodeq.repository.api.open.{name}", fail)
+            with pytest.raises(RuntimeError, match=name):
+                await open_(tmp_path / "s")
+        async with open_(tmp_path / "s"):
+            pass
+
+    asyncio.run(main())
+
+
+LATER = """
+import asyncio, sys
+import lodeq
+
+async def main(path):
+    async with lodeq.open(path, block_cache_bytes=8 << 20) as engine:
+        before = set(sys.modules)
+        queue = engine.queue("mail")
+        await queue.enqueue(b"x")
+        async with await queue.claim_one():
+            pass
+        await engine.snapshots()
+        taken = await engine.snapshot()
+        await engine.release_snapshot(taken.id)
+        await engine.verify()
+    sys.stdout.write(repr(sorted(set(sys.modules) - before)))
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_nothing_is_imported_once_a_store_is_open(tmp_path):
+    """Where no file can be opened, an import would fail in the middle of a call."""
+    command = [sys.executable, "-c", LATER, str(tmp_path / "s")]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "[]"
