@@ -66,9 +66,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for kind in [name for name in only for _ in range(KINDS[name])]:
             draw = random.SystemRandom()
-            options = {"LODEQ_SEED": str(draw.randrange(1, 1_000_000))}
-            if kind == "disk":
-                options |= slow_disk(Path(folder))
+            options = slow_disk(Path(folder)) if kind == "disk" else {}
             order = str(draw.randrange(1 << 32))
             command = [sys.executable, "-m", "pytest", "--tier=commit", f"--shuffle={order}", "-q"]
             command += ["-n", "1" if kind == "core" else "auto", "--at-least=1000"]

@@ -1,7 +1,4 @@
-"""The first seed of the proofs. Each run of `make test` draws one and prints it: other worlds.
-
-``LODEQ_SEED=123 make test`` repeats that run's. Without a tier proofs begin at 0.
-"""
+"""The first seed of the proofs: ``LODEQ_SEED=123 make test`` tries other worlds than 0 and on."""
 
 import os
 
