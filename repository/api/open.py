@@ -246,8 +246,8 @@ def open_engine(
         )
 
     async def start() -> Engine:
-        prepare_shields()
         spawner = current_spawner()
+        prepare_shields()
         server = None if make_server is None else make_server()
         if server is not None:
             server.check()

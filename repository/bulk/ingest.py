@@ -350,7 +350,7 @@ class Ingester:
         if ids:
             fields = {"event": "load_ids_held", "job": job, "detail": _named(ids)}
             _log.warning(
-                "%d tasks of load %r stay out: this store has their ids already (%s)",
+                "%d tasks of load %r stay out: this store has their ids already: %r",
                 len(ids),
                 job,
                 _named(ids),

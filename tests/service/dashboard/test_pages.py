@@ -185,7 +185,7 @@ async def test_a_task_with_its_times_and_its_payload(engine, clock):
         assert "<strong>claimed</strong>" in page.text
         assert "after 3.0 s" in page.text
         assert "&#34;to&#34;: &#34;ann&#34;" in page.text
-        assert "&#34;raw&#34;: &#34;ff&#34;" in page.text
+        assert "&#34;base64&#34;: &#34;/w==&#34;" in page.text  # bytes within are marked
         await lease.complete({"sent": True})
         page = await client.get(path)
         assert "completed" in page.text
