@@ -60,6 +60,7 @@ def shell(line, store, code=0):
     ],
 )
 def test_a_full_stdout_says_so(store, line):
+    run("snapshot", store)  # where there is none, nothing is printed
     done = shell(f"lodeq {line} >/dev/full", store, code=1)
     assert done.stderr.endswith(NOT_SHOWN)
     if line.startswith("export"):
