@@ -25,7 +25,7 @@ from ...client.transport.layout import FIRST_BYTE
 from ...errors import UsageError
 from .admission import Admission, Refusals, TooManyError, has_unread
 from .app import make_app
-from .guard import ALWAYS, Settings
+from .guard import ALWAYS, HEAD_BYTES_MAX, Settings
 from .link.connection import LinkConnection
 from .link.serving import LinkServing
 
@@ -51,7 +51,6 @@ _log = logging.getLogger("lodeq.http")
 
 HEAD_WAIT_S: Final = 10.0  # until a request's head must have arrived
 READ_WAIT_S: Final = 30.0  # until a client must have read enough of its answer
-HEAD_BYTES_MAX: Final = 32 << 10
 IDLE_S: Final = 75.0  # longer than our clients keep a connection
 GRACE_S: Final = 10.0
 LINGER_S: Final = 0.25  # for what a client that is turned away is just writing
@@ -134,6 +133,8 @@ class _Protocol(H11Protocol):
 
     _is_new = True
     _is_leaving = False
+    has_ended = False  # the client sends no more
+    is_polling = False  # what it has asked waits
     _slow: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
 
@@ -203,11 +204,23 @@ class _Protocol(H11Protocol):
         link.connection_made(self.transport)
         link.data_received(data)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. What it has asked is answered, unless it is a call that waits.
+
+        Whoever closes both ways looks the same, and takes nothing that it waits for.
+        """
+        self.has_ended = True
+        is_asked = self.cycle is not None and not self.cycle.response_complete
+        is_whole = self.conn.their_state in (h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
+        return is_asked and is_whole and not self.is_polling
+
     def on_response_complete(self) -> None:
         self.admission.answered(self)
         super().on_response_complete()
         if not self.cycle.response_complete:  # a request that had arrived behind it
             self.admission.asked(self)
+        elif self.has_ended:
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         if self._answer_early(400, b"text/plain; charset=utf-8", msg.encode("ascii")):
