@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALWAYS",
+    "ANSWERS_BYTES_MAX",
     "HEAD_BYTES_MAX",
     "Guard",
     "RefusedError",
@@ -34,6 +35,7 @@ __all__ = [
     "refuse",
 ]
 
+ANSWERS_BYTES_MAX: Final = 128 << 20
 HEAD_BYTES_MAX: Final = 32 << 10  # of a request, the first line included
 loopback_hosts: Final = frozenset({"localhost", "127.0.0.1", "::1", "lodeq"})
 
@@ -46,6 +48,7 @@ class Settings:
     hosts: frozenset[str] = loopback_hosts  # what may stand in ``Host``, without the port
     body_bytes_max: int = 8 << 20  # of one request
     held_bytes_max: int = 128 << 20  # of the bodies of all requests at work
+    answers_bytes_max: int = ANSWERS_BYTES_MAX  # of all answers that are not read
     body_wait_s: float = 30.0  # until a request's body must have arrived
     wait_s_max: float = 60.0  # of one long poll; a longer one is answered without tasks
     batch_max: int = 4096  # tasks or leases in one request

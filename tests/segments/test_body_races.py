@@ -477,7 +477,7 @@ async def test_a_close_in_the_middle_of_a_first_look_is_no_failure(
 
     async def sample(gc: BodyGC, *_: Any) -> None:
         looked.set()
-        while not gc._core.is_closed:
+        while not gc._core.is_closed:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0)
         raise lodeq.ClosedError("the engine is closed")
 
