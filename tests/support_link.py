@@ -77,6 +77,9 @@ class Wire(asyncio.Transport):
     def set_write_buffer_limits(self, high=None, low=None):
         self.high = high
 
+    def get_write_buffer_size(self):
+        return self.unread
+
     def get_extra_info(self, name, default=None):
         return default
 

@@ -18,6 +18,7 @@ import base64
 import binascii
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, Final, NamedTuple
@@ -186,7 +187,13 @@ class JsonForm(Form):
     def loads(self, data: bytes) -> Any:
         """See ``Form``."""
         try:
-            return json.loads(data, parse_constant=no_number, parse_int=_whole, parse_float=finite)
+            return json.loads(
+                data,
+                parse_constant=no_number,
+                parse_int=_whole,
+                parse_float=finite,
+                object_pairs_hook=_members,
+            )
         except (ValueError, RecursionError) as exc:
             raise UsageError(f"the body is not JSON: {exc}") from exc
 
@@ -252,6 +259,14 @@ def unbase64(text: str, name: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as exc:
         raise UsageError(f"{name} is not base64: {exc}") from exc
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the member {twice[:80]!r} is given twice")
+    return found
 
 
 def _whole(digits: str) -> int:

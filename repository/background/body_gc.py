@@ -40,6 +40,7 @@ from ...engine.records.task import has_body
 from ...engine.runtime.event_loop import Future
 from ...engine.runtime.shielded import await_shielded
 from ...errors import (
+    ClosedError,
     CommitUnknownError,
     CorruptionError,
     LodeqError,
@@ -103,8 +104,8 @@ class BodyGC:
             for shard in self._core.hosted:
                 try:
                     await self.step(shard)
-                except LodeqError:  # of this shard; the next pass may succeed
-                    _log_failure(shard)
+                except LodeqError as error:  # of this shard; the next pass may succeed
+                    self._note_failure(shard, error)
             self._has_passed = True
             await self.pause(LOOK_S)
 
@@ -159,6 +160,11 @@ class BodyGC:
         finally:
             self.quiet_s = quiet_s
 
+    def _note_failure(self, shard: Shard, error: LodeqError) -> None:
+        is_closing = self._is_stopping or self._core.is_closed
+        if not (is_closing and isinstance(error, ClosedError)):
+            _log_failure(shard)
+
     def _is_held(self, shard: Shard) -> bool:
         is_over = self._is_stopping and not self._is_finishing
         return is_over or self.pauses > 0 or not shard.co.takes_local_writes
@@ -168,9 +174,9 @@ class BodyGC:
         try:
             bodies.to_look.update(file.number for file in bodies.files.files())
             await self._check_sample(shard, bodies)
-        except LodeqError:  # of this shard: with unreadable rows no file may go
+        except LodeqError as error:  # of this shard: with unreadable rows no file may go
             bodies.is_doubted = True
-            _log_failure(shard)
+            self._note_failure(shard, error)
         bodies.is_known = True
 
     async def _check_sample(self, shard: Shard, bodies: Bodies) -> None:

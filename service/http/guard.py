@@ -17,15 +17,26 @@ from typing import TYPE_CHECKING, Final, Literal
 from anyio import current_time, fail_after, move_on_after
 
 from ...client.documents.problems import CONTENT_TYPE, problem_of
-from ...errors import AccessDeniedError, BusyError, LodeqError, PayloadTooLargeError
+from ...errors import AccessDeniedError, BusyError, LodeqError, PayloadTooLargeError, UsageError
 from ..shared.origin import foreign_of
 from .admission import Refusals, TooManyError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["ALWAYS", "Guard", "RefusedError", "Settings", "loopback_hosts", "refuse"]
+__all__ = [
+    "ALWAYS",
+    "ANSWERS_BYTES_MAX",
+    "HEAD_BYTES_MAX",
+    "Guard",
+    "RefusedError",
+    "Settings",
+    "loopback_hosts",
+    "refuse",
+]
 
+ANSWERS_BYTES_MAX: Final = 128 << 20
+HEAD_BYTES_MAX: Final = 32 << 10  # of a request, the first line included
 loopback_hosts: Final = frozenset({"localhost", "127.0.0.1", "::1", "lodeq"})
 
 
@@ -37,6 +48,7 @@ class Settings:
     hosts: frozenset[str] = loopback_hosts  # what may stand in ``Host``, without the port
     body_bytes_max: int = 8 << 20  # of one request
     held_bytes_max: int = 128 << 20  # of the bodies of all requests at work
+    answers_bytes_max: int = ANSWERS_BYTES_MAX  # of all answers that are not read
     body_wait_s: float = 30.0  # until a request's body must have arrived
     wait_s_max: float = 60.0  # of one long poll; a longer one is answered without tasks
     batch_max: int = 4096  # tasks or leases in one request
@@ -82,7 +94,9 @@ class Guard:
         if scope["type"] != "http":
             return  # nothing here speaks websocket: the server closes it
         headers = dict(scope["headers"])
-        refused = self._refusal(scope["headers"], headers, scope["path"], scope["method"])
+        refused = _malformed(scope)
+        if refused is None:
+            refused = self._refusal(scope["headers"], headers, scope["path"], scope["method"])
         if refused is not None and (one := scope.get("state", {}).get("connection")) is not None:
             one.admission.strange(one)
         if refused is None and not self._is_taken_in(scope, headers):
@@ -212,6 +226,20 @@ class _Counted:
             raise RefusedError(TooManyError("the server holds too many requests: try again"), 503)
         self._is_whole = not message.get("more_body", False)
         return message
+
+
+def _malformed(scope: Scope) -> tuple[LodeqError, int] | None:
+    """What is wrong with a head, whoever sends it."""
+    n_bytes = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
+    n_tokens = 0
+    for name, value in scope["headers"]:
+        n_bytes += len(name) + len(value) + 4  # a colon, a space, and the line's end
+        n_tokens += name == b"authorization"
+    if n_bytes > HEAD_BYTES_MAX:
+        return UsageError(f"the request's head is larger than {HEAD_BYTES_MAX} bytes"), 431
+    if n_tokens > 1:
+        return UsageError("Authorization is given twice: give it once"), 400
+    return None
 
 
 def _too_large(settings: Settings) -> PayloadTooLargeError:

@@ -74,13 +74,23 @@ class RequestContext:
             raise UnsupportedError(
                 f"Content-Type {content_type!r}: send application/json or application/msgpack"
             )
+        coding = self._request.headers.get("content-encoding", "identity").strip().lower()
+        if coding != "identity":
+            raise UnsupportedError(f"Content-Encoding {coding[:80]!r}: send the body as it is")
         self.form = form
         data = await self._request.body()
         return read(form, await document(form, data, self.turns) if data else {}, kind)
 
     def query(self, kind: type[Q]) -> Q:
         """Read the query."""
-        given = {name: one for name, one in self._request.query_params.items() if name != SHARDS}
+        given: dict[str, str] = {}
+        params = self._request.query_params
+        pairs = params.multi_items() if hasattr(params, "multi_items") else params.items()
+        for name, one in pairs:
+            if name in given:
+                raise UsageError(f"the parameter {name[:80]!r} is given twice")
+            given[name] = one
+        given.pop(SHARDS, None)
         return read_query(given, kind)
 
     def shards(self) -> list[int] | None:
@@ -174,8 +184,18 @@ class RequestContext:
         Raises:
             TooManyError: as many polls wait as may; those go on.
         """
+        connection = self._request.scope.get("state", {}).get("connection")
+        if not hasattr(connection, "has_ended"):  # of another server, or a link
+            with self._admission.polling():
+                return await self._poll(call, empty, claim)
         with self._admission.polling():
-            return await self._poll(call, empty, claim)
+            if connection.has_ended:
+                raise ClientGoneError
+            connection.is_polling = True
+            try:
+                return await self._poll(call, empty, claim)
+            finally:
+                connection.is_polling = False
 
     @property
     def _admission(self) -> Admission:

@@ -25,9 +25,10 @@ from ...client.transport.layout import FIRST_BYTE
 from ...errors import UsageError
 from .admission import Admission, Refusals, TooManyError, has_unread
 from .app import make_app
-from .guard import ALWAYS, Settings
+from .guard import ALWAYS, ANSWERS_BYTES_MAX, HEAD_BYTES_MAX, Settings
 from .link.connection import LinkConnection
 from .link.serving import LinkServing
+from .unread_answers import UnreadAnswers
 
 try:
     import h11
@@ -51,7 +52,6 @@ _log = logging.getLogger("lodeq.http")
 
 HEAD_WAIT_S: Final = 10.0  # until a request's head must have arrived
 READ_WAIT_S: Final = 30.0  # until a client must have read enough of its answer
-HEAD_BYTES_MAX: Final = 32 << 10
 IDLE_S: Final = 75.0  # longer than our clients keep a connection
 GRACE_S: Final = 10.0
 LINGER_S: Final = 0.25  # for what a client that is turned away is just writing
@@ -84,9 +84,14 @@ class _Gate:
     """State that all connections of a server share: an admission for each listener."""
 
     def __init__(
-        self, connections_max: int, refusals: Refusals, linked: ServerState | None
+        self,
+        connections_max: int,
+        refusals: Refusals,
+        linked: ServerState | None,
+        unread: UnreadAnswers,
     ) -> None:
         self.refusals = refusals
+        self.unread = unread
         self._linked = linked
         self._links: LinkServing | None = None
         self._connections_max = connections_max
@@ -105,7 +110,12 @@ class _Gate:
         """The state that links share; made with the first of them. None: only HTTP is spoken."""
         if self._links is None and self._linked is not None:
             self._links = LinkServing(
-                self._linked, self.refusals, beside.connections, beside.tasks, beside.loop
+                self._linked,
+                self.refusals,
+                beside.connections,
+                beside.tasks,
+                beside.loop,
+                self.unread,
             )
         return self._links
 
@@ -134,6 +144,8 @@ class _Protocol(H11Protocol):
 
     _is_new = True
     _is_leaving = False
+    has_ended = False  # the client sends no more
+    is_polling = False  # what it has asked waits
     _slow: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
 
@@ -203,11 +215,23 @@ class _Protocol(H11Protocol):
         link.connection_made(self.transport)
         link.data_received(data)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. What it has asked is answered, unless it is a call that waits.
+
+        Whoever closes both ways looks the same, and takes nothing that it waits for.
+        """
+        self.has_ended = True
+        is_asked = self.cycle is not None and not self.cycle.response_complete
+        is_whole = self.conn.their_state in (h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
+        return is_asked and is_whole and not self.is_polling
+
     def on_response_complete(self) -> None:
         self.admission.answered(self)
         super().on_response_complete()
         if not self.cycle.response_complete:  # a request that had arrived behind it
             self.admission.asked(self)
+        elif self.has_ended:
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         if self._answer_early(400, b"text/plain; charset=utf-8", msg.encode("ascii")):
@@ -236,16 +260,33 @@ class _Protocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.admission.left(self)
+        self._gate.unread.left(self)
         self._disarm()
         self._forget_stuck()
         super().connection_lost(exc)
 
+    @property
+    def unread_bytes(self) -> int:
+        """What has been written and not been taken by the system yet."""
+        return self.transport.get_write_buffer_size()
+
+    def cut(self) -> None:
+        """Close it: it reads slowest, where too much is unread."""
+        self._gate.refusals.count(503, self.loop.time())
+        self.transport.abort()
+
     def pause_writing(self) -> None:
         super().pause_writing()
+        self.loop.call_soon(self._note_unread)  # not in the middle of a write
         self._stuck = self.loop.call_later(READ_WAIT_S, self.transport.abort)
+
+    def _note_unread(self) -> None:
+        if self._stuck is not None:
+            self._gate.unread.written(self, 0)
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._gate.unread.left(self)
         self._forget_stuck()
 
     def _forget_stuck(self) -> None:
@@ -336,6 +377,7 @@ class AppServer:
         linked: the state of the engine that links reach; None: only HTTP is spoken.
         connections_max: known connections, by listener; ``admission`` says who stays above it.
             All listeners together take at most a quarter of the files the process may open.
+        answers_bytes_max: of answers that are not read; beyond it the slowest reader is cut.
         grace_s: seconds that requests have to end once it stops.
         on_ready: called once connections are accepted.
     """
@@ -348,12 +390,14 @@ class AppServer:
         refusals: Refusals,
         linked: ServerState | None = None,
         connections_max: int = 1024,
+        answers_bytes_max: int = ANSWERS_BYTES_MAX,
         grace_s: float = GRACE_S,
         on_ready: Callable[[], object] = lambda: None,
     ) -> None:
         most = _connections_max(connections_max, len(listeners))
+        gate = _Gate(most, refusals, linked, UnreadAnswers(answers_bytes_max))
         config: dict[str, Any] = {
-            "http": partial(_Protocol, gate=_Gate(most, refusals, linked)),
+            "http": partial(_Protocol, gate=gate),
             "ws": "none",
             "lifespan": "off",
             "log_config": None,
@@ -437,6 +481,7 @@ class Server(AppServer):
             refusals=refusals,
             linked=None if app.state.hub.settings.clients == "read" else app.state.hub,
             connections_max=connections_max,
+            answers_bytes_max=app.state.hub.settings.answers_bytes_max,
             grace_s=grace_s,
             on_ready=on_ready,
         )

@@ -467,3 +467,22 @@ async def test_a_file_whose_rows_cannot_be_read_stays_and_holds_up_no_other(
         assert "file is kept" in text
         monkeypatch.undo()
         assert await payloads(rig) == [b"003"]
+
+
+@on_loop
+async def test_a_close_in_the_middle_of_a_first_look_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looked = asyncio.Event()
+
+    async def sample(gc: BodyGC, *_: Any) -> None:
+        looked.set()
+        while not gc._core.is_closed:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+        raise lodeq.ClosedError("the engine is closed")
+
+    monkeypatch.setattr(BodyGC, "_check_sample", sample)
+    engine = await lodeq.open(tmp_path / "s", block_cache_bytes=8 << 20)
+    await looked.wait()
+    await engine.close()
+    assert caplog.records == []

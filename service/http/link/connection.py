@@ -135,6 +135,7 @@ class LinkConnection(LinkPort, asyncio.Protocol):
         self.serving.hub.held_bytes -= self._held_bytes
         self._held_bytes = 0
         self.admission.left(self)
+        self.serving.unread.left(self)
         self._forget_slow()
         if self._stuck is not None:
             self._stuck.cancel()
@@ -149,6 +150,21 @@ class LinkConnection(LinkPort, asyncio.Protocol):
             give_up()
         self._out.clear()
         self.queues.clear()
+
+    @property
+    def unread_bytes(self) -> int:
+        """What has been written and not been taken by the system yet."""
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
+    def cut(self) -> None:
+        """Close it: it reads slowest, where too much is unread."""
+        self.serving.refusals.count(503, self._loop.time())
+        self._abort()
+
+    def _write(self, data: bytes) -> None:
+        super()._write(data)
+        if self.unread_bytes:  # the system took not all of it
+            self.serving.unread.written(self, len(data))
 
     def pause_writing(self) -> None:
         """Take no more requests while the client does not read."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 from ....client.transport.layout import Op
 from ..admission import Refusals
 from ..server_state import ServerState
+from ..unread_answers import UnreadAnswers
 
 __all__ = ["CLAIM_PAYLOAD_BYTES_MAX", "LinkServing"]
 
@@ -27,6 +28,7 @@ class LinkServing:
         connections: open connections, as uvicorn counts them.
         tasks: requests at work, as uvicorn counts them.
         loop: that of the engine.
+        unread: the answers that are not read, of HTTP too; None: counted here alone.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class LinkServing:
         connections: set[Any],
         tasks: set[asyncio.Task[None]],
         loop: asyncio.AbstractEventLoop,
+        unread: UnreadAnswers | None = None,
     ) -> None:
         self.hub = hub
         self.direct = hub.view.direct_calls()
@@ -43,6 +46,9 @@ class LinkServing:
         self.connections = connections
         self.tasks = tasks
         self.loop = loop
+        if unread is None:
+            unread = UnreadAnswers(hub.settings.answers_bytes_max)
+        self.unread = unread
         token = hub.settings.token
         self._token = None if token is None else sha256(token.encode()).digest()
         is_small = hub.limits.payload_bytes_max <= CLAIM_PAYLOAD_BYTES_MAX

@@ -581,3 +581,67 @@ async def test_over_tcp(engine):
             403,
             "access-denied",
         )
+
+
+def posted(path, body, more=""):
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{more}"
+        f"Content-Length: {len(body)}\r\n\r\n{body}"
+    )
+
+
+async def test_who_sends_no_more_is_answered(raw, engine):
+    connection = await raw()
+    await connection.send(posted("/v1/queues/mail/tasks", '{"payload": 1}'))
+    await connection.stream.send_eof()
+    assert (await connection.rest()).startswith(b"HTTP/1.1 201")
+    two = await raw()
+    await two.send(2 * posted("/v1/queues/mail/tasks", '{"payload": 1}'))
+    await two.stream.send_eof()
+    assert (await two.rest()).count(b"HTTP/1.1 201") == 2
+    assert await engine.queue("mail").purge() == 3
+
+
+async def test_who_sends_no_more_and_waits_takes_nothing(raw, engine):
+    connection = await raw()
+    await connection.send(posted("/v1/leases/claim", '{"queues": ["mail"], "wait": 30}'))
+    await connection.stream.send_eof()
+    await connection.rest()
+    await engine.queue("mail").enqueue(b"x")
+    assert (await engine.queue("mail").stats()).leased == 0
+    assert await engine.queue("mail").purge() == 1
+
+
+async def test_half_a_body_of_who_sends_no_more_is_none(raw, engine):
+    connection = await raw()
+    await connection.send(posted("/v1/queues/mail/tasks", '{"payload": 1}')[:-1])
+    await connection.stream.send_eof()
+    assert not (await connection.rest()).startswith(b"HTTP/1.1 2")
+    assert (await engine.queue("mail").stats()).ready == 0
+
+
+async def test_a_large_head_that_comes_at_once(raw):
+    connection = await raw()
+    more = "X: " + "x" * 33_000 + "\r\n"
+    await connection.send(posted("/v1/queues/mail/tasks", '{"payload": 1}', more))
+    assert (await connection.rest()).startswith(b"HTTP/1.1 431")
+
+
+async def test_a_token_that_is_given_twice(raw):
+    connection = await raw()
+    twice = "Authorization: Bearer a\r\nAuthorization: Bearer b\r\n"
+    await connection.send(posted("/v1/queues/mail/tasks", '{"payload": 1}', twice))
+    assert (await connection.rest()).startswith(b"HTTP/1.1 400")
+
+
+async def test_a_parameter_that_is_given_twice_and_a_body_that_is_packed(engine):
+    async with asgi_client(make_app(engine)) as client:
+        twice = await client.get("/v1/queues/mail/tasks?limit=1&limit=2")
+        assert "given twice" in refused(twice, 422)["detail"]
+        headers = {"content-type": "application/json"}
+        for body in (b'{"payload": 1, "payload": 2}', b'{"payload": {"a": [{"b": 1, "b": 1}]}}'):
+            twice = await client.post("/v1/queues/mail/tasks", content=body, headers=headers)
+            assert "given twice" in refused(twice, 422)["detail"]
+        headers = {"content-encoding": "gzip", "content-type": "application/json"}
+        packed = await client.post("/v1/queues/mail/tasks", content=b"\x1f\x8b", headers=headers)
+        assert "gzip" in refused(packed, 415)["detail"]
