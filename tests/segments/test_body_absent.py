@@ -1,0 +1,116 @@
+"""Payload files that are not there, or are other ones: their tasks wait until they are back."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support_bodies import SIZE, Opened, Rig
+from support_loop import on_loop
+
+import lodeq
+
+
+def file_of(root: Path, number: int = 1) -> Path:
+    return root / "s" / "bodies0" / f"{number}.sqs"
+
+
+def take_away(root: Path) -> None:
+    file_of(root).rename(root / "away")
+
+
+def cut(root: Path) -> None:
+    raw = file_of(root).read_bytes()
+    (root / "away").write_bytes(raw)
+    os.truncate(file_of(root), 64)
+
+
+def replace(root: Path) -> None:
+    """By another of the same layout."""
+    raw = file_of(root, 2).read_bytes()
+    take_away(root)
+    file_of(root).write_bytes(raw)
+
+
+async def claimed(rig: Rig) -> list[bytes]:
+    leases = await rig.queue.claim(limit=10)
+    for lease in leases:
+        await lease.complete(keep=False)
+    return [lease.payload[:3] for lease in leases]
+
+
+async def counts(rig: Rig) -> tuple[int, int, int]:
+    queue = await rig.queue.stats()
+    return queue.ready, queue.delayed, queue.dead
+
+
+@pytest.mark.parametrize("harm", [take_away, cut, replace])
+@on_loop
+async def test_tasks_whose_file_is_away_step_behind_and_come_when_it_is_back(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    async with Opened(tmp_path) as rig:
+        ids = await rig.fill(3)
+        await rig.fill(3)
+        rig.bodies.files._reader.close()
+        harm(tmp_path)
+        assert await claimed(rig) == [b"000", b"001", b"002"]  # of the other file
+        assert await claimed(rig) == []
+        assert await counts(rig) == (0, 3, 0)
+        waiting = await rig.queue.list("delayed")
+        assert [task.id for task in waiting] == ids
+        assert [task.attempts for task in waiting] == [0, 0, 0]
+        assert "1.sqs" in waiting[0].reason
+        (reason,) = (await rig.engine.health()).reasons
+        assert "1.sqs" in reason
+        assert "put it back" in reason
+        (tmp_path / "away").replace(file_of(tmp_path))
+        assert (await rig.engine.health()).ok
+        rig.clock.advance(61)
+        assert await claimed(rig) == [b"000", b"001", b"002"]
+        assert list((await rig.engine.verify()).findings) == []
+
+
+@on_loop
+async def test_a_damaged_record_still_buries_its_task_alone(tmp_path: Path) -> None:
+    async with Opened(tmp_path) as rig:
+        ids = await rig.fill(3)
+        at = rig.location(ids[1])
+        raw = bytearray(file_of(tmp_path).read_bytes())
+        raw[at.offset + 100] ^= 255
+        file_of(tmp_path).write_bytes(raw)
+        assert await claimed(rig) == [b"000", b"002"]
+        assert [task.id for task in await rig.queue.dead_letters()] == [ids[1]]
+
+
+@on_loop
+async def test_health_names_a_file_before_a_claim_meets_it(tmp_path: Path) -> None:
+    async with Opened(tmp_path) as rig:
+        await rig.fill(2)
+        take_away(tmp_path)
+        (reason,) = (await rig.engine.health()).reasons
+        assert "1.sqs" in reason
+        assert "missing" in reason
+
+
+@on_loop
+async def test_a_file_that_no_task_needs_is_not_missed(tmp_path: Path) -> None:
+    async with Opened(tmp_path) as rig:
+        await rig.fill(2)
+        await rig.end(2)
+        take_away(tmp_path)
+        assert (await rig.engine.health()).ok
+
+
+@on_loop
+async def test_one_that_is_past_its_ttl_ends_although_its_file_is_away(tmp_path: Path) -> None:
+    async with Opened(tmp_path) as rig:
+        receipt = await rig.queue.enqueue(bytes(SIZE), ttl=30)
+        take_away(tmp_path)
+        rig.bodies.files._reader.close()
+        assert await rig.queue.claim() == []
+        rig.clock.advance(62)
+        assert await rig.queue.claim() == []
+        result = await rig.engine.result(receipt.id)
+        assert isinstance(result, lodeq.Result)
+        assert result.status == "expired"
