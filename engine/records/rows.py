@@ -92,6 +92,7 @@ __all__ = [
     "encode_ring",
     "encode_secret",
     "encode_stamp",
+    "is_common_open",
     "pack_ghost",
     "pack_group_end",
     "pack_moved",
@@ -433,9 +434,9 @@ def decode_stamp(raw: bytes) -> Stamp:
     return Stamp(shard, shards, durability, store_id, version)
 
 
-def encode_open(incarnation: int) -> bytes:
-    """The value's bytes."""
-    return seal(_OPEN.pack(0x4F, 1, 0, incarnation))
+def encode_open(incarnation: int, *, is_common: bool = False) -> bytes:
+    """The value's bytes. ``is_common``: that open gave every shard of the store this number."""
+    return seal(_OPEN.pack(0x4F, 1, is_common, incarnation))
 
 
 def decode_open(raw: bytes) -> int:
@@ -443,6 +444,12 @@ def decode_open(raw: bytes) -> int:
     open_frame(raw, _OPEN, 0x4F, 1, "open row")
     incarnation: int = _OPEN.unpack_from(raw)[3]
     return incarnation
+
+
+def is_common_open(raw: bytes) -> bool:
+    """Whether every shard of the store has got the incarnation of this open row."""
+    open_frame(raw, _OPEN, 0x4F, 1, "open row")
+    return bool(_OPEN.unpack_from(raw)[2])
 
 
 def encode_files(following: int) -> bytes:

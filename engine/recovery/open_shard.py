@@ -89,7 +89,7 @@ from .dedup_secret import (
     write_secrets,
 )
 from .evidence import list_evidence, prune
-from .incarnation import adopt, begin, check_replicas, refuse_replica, sync_all
+from .incarnation import adopt, begin, check_copies, check_replicas, refuse_replica, sync_all
 from .repair import repair
 from .row_checks.body_rows import BodyFolders
 from .salvage import count_tasks
@@ -505,6 +505,8 @@ class _Opening:
             known = self._store_id or self._known_id()
             stamp = Stamp(0, count, _DURABILITIES.index(mode), known or rng.bytes(16))
         self._count = stamp.shards
+        if self._hosts is None and not (self._is_replica or self._is_detached):
+            check_copies(self._found, is_salvage=self._is_salvage)
         check_loads(self._found, pending(self._root), is_salvage=self._is_salvage)
         self._secret = common_secret(self._found, is_salvage=self._is_salvage)
         if not self._secret and self._is_salvage:
@@ -728,6 +730,7 @@ class _Opening:
                 stamp.store_id,
                 is_replica=self._is_replica,
                 has_journal=self._has_journal,
+                is_whole=self._hosts is None and not self._is_replica,
             )
         ]
 
