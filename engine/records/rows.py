@@ -40,7 +40,7 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_digest
 
 from ...errors import FormatTooNewError, FormatTooOldError, RecordCorruptError
-from .frame import CHECKSUM_BYTES, frame_version, open_frame, seal
+from .frame import CHECKSUM_BYTES, attempt, frame_version, open_frame, seal
 from .keyspace import RING, RING_SLOTS, expiry_key
 
 __all__ = [
@@ -92,7 +92,9 @@ __all__ = [
     "encode_ring",
     "encode_secret",
     "encode_stamp",
+    "first_file_of_life",
     "is_common_open",
+    "is_lost_at",
     "pack_ghost",
     "pack_group_end",
     "pack_moved",
@@ -452,9 +454,10 @@ def is_common_open(raw: bytes) -> bool:
     return bool(_OPEN.unpack_from(raw)[2])
 
 
-def encode_files(following: int) -> bytes:
-    """The value's bytes."""
-    return seal(_FILES.pack(0x46, 1, 0, following))
+def encode_files(following: int, begun: int = 0) -> bytes:
+    """The value's bytes. ``begun``: the first file that this incarnation has written to."""
+    life = begun.to_bytes(8, "little") if begun else b""
+    return seal(_FILES.pack(0x46, 1, 0, following) + life)
 
 
 def decode_files(raw: bytes) -> int:
@@ -464,6 +467,13 @@ def decode_files(raw: bytes) -> int:
     if following > _FILE_MAX:
         raise RecordCorruptError(f"files row: no file has number {following}")
     return following
+
+
+def first_file_of_life(raw: bytes | None) -> int:
+    """The least file that the incarnation of a files row has written to; 0 where none says it."""
+    if attempt(decode_files, raw) is None or raw is None:
+        return 0
+    return int.from_bytes(raw[_FILES.size : -CHECKSUM_BYTES], "little")
 
 
 def encode_journal(identity: bytes) -> bytes:
@@ -542,18 +552,20 @@ def decode_old_ghosts(raw: bytes) -> int:
 class BodyRow(NamedTuple):
     """Where a task's payload lies, and the id that the record there bears.
 
-    ``size`` 0: nowhere; a salvage has not found it.
+    ``size`` 0: nowhere; a salvage has not found it. ``is_lost``: nor has it been found there, so
+    nobody waits for it; what comes back is read.
     """
 
     size: int
     file: int
     offset: int
     record_id: bytes
+    is_lost: bool = False
 
 
 def encode_body(r: BodyRow) -> bytes:
     """The value's bytes."""
-    return seal(_BODY.pack(0x42, 1, 0, *r))
+    return seal(_BODY.pack(0x42, 1, r.is_lost, *r[:4]))
 
 
 def decode_body(raw: bytes) -> BodyRow:
@@ -561,15 +573,21 @@ def decode_body(raw: bytes) -> BodyRow:
     open_frame(raw, _BODY, 0x42, 1, "body row")
     if len(raw) != _BODY.size + 8:
         raise RecordCorruptError("body row: lengths do not add up")
-    row = BodyRow(*_BODY.unpack_from(raw)[3:])
+    _, _, is_lost, size, file, offset, record_id = _BODY.unpack_from(raw)
+    row = BodyRow(size, file, offset, record_id, bool(is_lost))
     if max(row.file, row.offset) > _FILE_MAX:
         raise RecordCorruptError(f"body row: no file has number {row.file} or byte {row.offset}")
     return row
 
 
-def encode_body_at(size: int) -> bytes:
-    """The value's bytes: the size of the record at the key's position."""
-    return seal(_BODY_AT.pack(0x59, 1, 0, size))
+def encode_body_at(size: int, *, is_lost: bool = False) -> bytes:
+    """The value's bytes: the size of the record at the key's position, as its body row says."""
+    return seal(_BODY_AT.pack(0x59, 1, is_lost, size))
+
+
+def is_lost_at(raw: bytes) -> bool:
+    """Whether a row by place says that the record has not been found there."""
+    return bool(_BODY_AT.unpack_from(raw)[2])
 
 
 def decode_body_at(raw: bytes) -> int:

@@ -155,6 +155,7 @@ class Candidate:
     reports: list[str] = field(default_factory=list)
     is_rebuilt: bool = False  # a new shard, of what could be read of the original
     open_row: bytes | None = None  # of the original, where this is a new shard
+    torn_files: list[int] = field(default_factory=list)  # body files that a power cut took
 
     def abandon(self) -> None:
         """Close it; a copy that was not accepted goes."""

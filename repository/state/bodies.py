@@ -11,6 +11,7 @@ Every task has rows of its own for its payload (ADR a-row-per-reference), so sev
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -110,7 +111,7 @@ class Bodies:
             (body_at_key(row.file, row.offset, task_id), encode_body_at(row.size)),
         ]
         if row.file >= self._noted:
-            ops.append((BODY_FILES, encode_files(row.file + 1)))
+            ops.append((BODY_FILES, encode_files(row.file + 1, self.files.first_number)))
             self._noted = row.file + 1
         return ops
 
@@ -142,17 +143,25 @@ class Bodies:
     def waits_for(self, overlay: Overlay, task_id: bytes) -> str:
         """What a task waits for whose payload could not be read: a file that is not the right one.
 
-        Empty: the file is right, so its record is lost. What is wrong is kept in ``absent``.
+        Empty: its record is lost, or known to be. What is wrong is kept in ``absent``.
 
         Raises:
             StorageError: the disk failed.
         """
         row = attempt(decode_body, overlay.get_sound(BODY + task_id))
-        if row is None or not row.size:
+        if row is None or not row.size or row.is_lost:
             return ""
         if problem := self.problem(overlay, row):
             self.absent[row.file] = row
         return problem
+
+    def place(self, overlay: Overlay, task_id: bytes) -> str:
+        """Where a task's payload lies, or should; empty: no row says it."""
+        row = attempt(decode_body, overlay.get_sound(BODY + task_id))
+        if row is None or not row.size:
+            return ""
+        path = self.files.path(row.file)
+        return f"{os.path.join(*path.split(os.sep)[-2:])} at {row.offset}"
 
     def problem(self, overlay: Overlay, row: BodyRow) -> str:
         """Why the file of a row is not the one that it was written to; empty: it is."""

@@ -33,7 +33,7 @@ from . import claim_order
 from .claim_order import Picked, pick, put_back_picked, uncount
 from .lease_grant import grant, take_one
 from .record_fetch import records_of
-from .task_end import bury_row, give_back, step_behind
+from .task_end import DAMAGED, bury_row, give_back, step_behind
 
 __all__ = ["claim", "drop", "expire_row", "granted", "ready", "serve_waiter", "skipping", "take"]
 
@@ -193,7 +193,10 @@ def _bury_damaged(core: EngineState, group: Group, bucket: ShardQueue, row: Row)
         f"shard {bucket.shard.index}: task {TaskId(row[1])}: record missing or damaged; "
         "moved to the dead letters"
     )
-    bury_row(core, group, bucket, row, b"record missing or damaged")
+    bodies = bucket.shard.bodies
+    place = "" if bodies is None else bodies.place(bucket.shard.overlay, row[1])
+    reason = DAMAGED + f": payload in {place}".encode() if place else DAMAGED
+    bury_row(core, group, bucket, row, reason)
 
 
 def skipping(request: ClaimRequest, tenants: Collection[str]) -> ClaimRequest:
