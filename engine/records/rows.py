@@ -95,11 +95,13 @@ __all__ = [
     "first_file_of_life",
     "is_common_open",
     "is_lost_at",
+    "owner_of",
     "pack_ghost",
     "pack_group_end",
     "pack_moved",
     "pack_row",
     "ready_value",
+    "ring_owner",
 ]
 
 # The version of the whole store, in its stamp; a newer one is refused, an older one from
@@ -346,6 +348,7 @@ def pack_group_end(
     owners: dict[CounterOwner, None],
     final: dict[tuple[int, CounterOwner, bytes], list[bytes]],
     expiry: dict[int, list[bytes]],
+    whose: int = 0,
 ) -> None:
     """Append the rows that end a group of submissions: counters, expiry lists, the ring row.
 
@@ -358,6 +361,7 @@ def pack_group_end(
         owners: whose counter rows are put; deleted where all counters are zero.
         final: ids of ended tasks, by when to look at them (ms), whose counter has them, and kind.
         expiry: other entries (kind and key), by when to look at them (ms); gets those of ``final``.
+        whose: as ``ring_owner`` returns it; 0 does not say it.
     """
     for owner in owners:
         ready, leased, results = owner.ready, owner.leased, owner.results
@@ -377,7 +381,7 @@ def pack_group_end(
             expiry.setdefault(at_ms, []).append(entries)
     for at_ms, filed in expiry.items():
         ops.append((expiry_key(at_ms, number), encode_expiry(filed)))
-    body = _RING_PACK(0x4B, 1, 0, number, seq)
+    body = _RING_PACK(0x4B, 1, whose, number, seq)
     ops.append((RING + (number % RING_SLOTS).to_bytes(2, "big"), body + xxh3_64_digest(body)))
 
 
@@ -490,9 +494,19 @@ def decode_journal(raw: bytes) -> bytes:
     return identity
 
 
-def encode_ring(commit_seq: int, seq: int) -> bytes:
+def ring_owner(store_id: bytes, shard: int) -> int:
+    """Number that ring rows of a shard bear: another for each shard of a store; never 0."""
+    return (int.from_bytes(store_id, "little") + shard) % 65_535 + 1
+
+
+def owner_of(raw: bytes) -> int:
+    """Whose commit a ring row is of; 0: it does not say it, as those of earlier releases."""
+    return int.from_bytes(raw[2:4], "little")
+
+
+def encode_ring(commit_seq: int, seq: int, whose: int = 0) -> bytes:
     """The value's bytes."""
-    body = _RING_PACK(0x4B, 1, 0, commit_seq, seq)
+    body = _RING_PACK(0x4B, 1, whose, commit_seq, seq)
     return body + xxh3_64_digest(body)
 
 

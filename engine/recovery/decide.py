@@ -66,12 +66,19 @@ from ..files.paths import (
     shard_path,
     watermark_path,
 )
-from ..records.keyspace import OPEN, RING, RING_END, RING_SLOTS, STAMP, ring_key
-from ..records.rows import Stamp, decode_open, decode_ring, decode_stamp
+from ..records.keyspace import APPLIED, OPEN, RING, RING_END, RING_SLOTS, STAMP, ring_key
+from ..records.rows import (
+    Stamp,
+    decode_open,
+    decode_ring,
+    decode_stamp,
+    owner_of,
+    ring_owner,
+)
 from ..store.port import StoreView
 from ..store.rocks import RocksStore
 from ..store.rocks_options import SharedMemory
-from ..store.wal_inspection import newest_commit, open_cut
+from ..store.wal_inspection import log_owners, newest_commit, open_cut
 from .salvage import broken_current, damaged_tables, rebuild
 from .watermark import Watermark, WatermarkState
 
@@ -115,6 +122,7 @@ class RingCheck:
     lost: tuple[int, ...] = ()
     holes: tuple[int, ...] = ()
     rolled_back: str = ""
+    owners: frozenset[int] = frozenset()  # whose commits of ``stored`` are there: ``ring_owner``
 
     @property
     def is_refused(self) -> bool:
@@ -280,11 +288,14 @@ def _examine(
 ) -> Candidate:
     """As RocksDB opens it, or a copy up to the damage of a log."""
     path = shard_path(root, index)
+    foreign = _foreign_logs(root, index) if is_salvage else []
     has_log = any(
         name.endswith(".log") and os.path.getsize(os.path.join(path, name))
         for name in os.listdir(path)
     )
     os.rename(copy_shard(root, index, links=_LINKS), before_path(root, index))
+    for name in foreign:
+        os.unlink(os.path.join(path, name))
     try:
         store = RocksStore.open(path, shared=shared, shards=shards, create=False)
         found = Candidate(index, store, root)
@@ -302,7 +313,7 @@ def _examine(
             if gone := _tables(was) - found.store.live_tables():
                 raise CorruptionError(f"the manifest does not know {', '.join(sorted(gone)[:8])}")
         _judge(found, is_salvage)
-        replayed = has_log and not found.is_copy
+        replayed = has_log and not found.is_copy and not foreign
         newest = newest_commit(before_path(root, index), found.check.stored) if replayed else 0
     except BaseException as exc:
         found.abandon()
@@ -315,18 +326,33 @@ def _examine(
         ) from exc
     if not found.is_copy:
         try:
-            _keep_before(found, newest & _NUMBER)
+            _keep_before(found, newest & _NUMBER, foreign)
         except BaseException:
             found.abandon()
             raise
     return found
 
 
-def _keep_before(found: Candidate, newest: int) -> None:
+def _foreign_logs(root: str, index: int) -> list[str]:
+    """Logs in a shard's folder that only have commits of other shards or stores."""
+    mark, path = Watermark.peek(watermark_path(root, index)), shard_path(root, index)
+    if mark is None or not mark.incarnation:
+        return []
+    own = ring_owner(mark.store_id, index)
+    logs = [name for name in os.listdir(path) if name.endswith(".log")]
+    return [
+        name
+        for name in sorted(logs)
+        if (owners := log_owners(os.path.join(path, name))) and own not in owners
+    ]
+
+
+def _keep_before(found: Candidate, newest: int, foreign: list[str]) -> None:
     """Keep what was there before the open if it has more than the shard has now; else drop it.
 
     Args:
         newest: the last commit of the log, as the log itself says; 0 if it was not replayed.
+        foreign: logs that were left out.
     """
     root, index = found.root, found.index
     is_short = newest > found.check.last
@@ -335,7 +361,11 @@ def _keep_before(found: Candidate, newest: int) -> None:
             f"shard {index}: the log goes on to commit {newest}, what can be read of it ends "
             f"at {found.check.last}: the rest was not durable at a power cut, or is damaged"
         )
-    if found.check.is_refused or is_short:
+    if foreign:
+        found.reports.append(
+            f"shard {index}: left out, commits of another shard or store: {', '.join(foreign)}"
+        )
+    if found.check.is_refused or is_short or foreign:
         kept = refused_path(root, index, found.check.stored)
         os.rename(before_path(root, index), kept)
         fsync_dir(root)
@@ -407,6 +437,14 @@ def _look(found: Candidate, is_salvage: bool, *, is_adopting: bool = False) -> N
     found.check = check_ring(
         found.store, found.mark.state if found.mark else None, open_row=found.open_row
     )
+    foreign = found.check.owners - {ring_owner(found.stamp.store_id, found.index)}
+    if foreign and found.store.get(APPLIED) is None:  # a replica has those of its leaders
+        text = f"{path} has commits of another shard or store: a log of it was in the folder"
+        if not is_salvage:
+            raise RecoveryRefusedError(
+                f"{text}; put the right one back, {ADVICE}", shard=found.index
+            )
+        found.reports.append(f"shard {found.index}: {text}")
 
 
 def _open_mark(found: Candidate, store_id: bytes | None, is_salvage: bool) -> Watermark | None:
@@ -460,7 +498,7 @@ def check_ring(
     except RecordCorruptError as exc:
         stored = 0 if mark is None else mark.incarnation
         rolled_back = f"the open row is damaged ({exc})"
-    newest, last, seq, numbers = _read_ring(view, stored)
+    newest, last, seq, numbers, owners = _read_ring(view, stored)
     if newest > stored:
         rolled_back = f"the open row says incarnation {stored}, the ring has commits of {newest}"
     durable = 0
@@ -483,12 +521,14 @@ def check_ring(
         tuple(base | n for n in missing if n <= durable),
         tuple(base | n for n in missing if n > durable),
         rolled_back,
+        frozenset(owners - {0}),
     )
 
 
-def _read_ring(view: StoreView, stored: int) -> tuple[int, int, int, set[int]]:
-    """(newest incarnation, last number of ``stored``, highest seq, numbers of ``stored``)."""
+def _read_ring(view: StoreView, stored: int) -> tuple[int, int, int, set[int], set[int]]:
+    """(newest incarnation, last number of ``stored``, highest seq, its numbers, whose they are)."""
     numbers: set[int] = set()
+    owners: set[int] = set()
     newest = last = seq = 0
     lower = RING
     while True:
@@ -505,6 +545,7 @@ def _read_ring(view: StoreView, stored: int) -> tuple[int, int, int, set[int]]:
                 seq = row_seq
             if incarnation == stored:
                 numbers.add(commit_seq & _NUMBER)
+                owners.add(owner_of(value))
             elif incarnation > newest:
                 newest = incarnation
         if len(rows) < _PAGE:
@@ -512,7 +553,7 @@ def _read_ring(view: StoreView, stored: int) -> tuple[int, int, int, set[int]]:
         lower = rows[-1][0] + b"\0"
     if numbers:
         last = max(numbers)
-    return newest, last, seq, numbers
+    return newest, last, seq, numbers, owners
 
 
 def describe_numbers(commit_seqs: tuple[int, ...]) -> str:

@@ -35,10 +35,18 @@ from ...errors import (
     StorageError,
     StorePathError,
 )
+from ..records.frame import attempt
 from ..records.keyspace import RING, ring_key
-from ..records.rows import RING_BYTES, decode_ring
+from ..records.rows import RING_BYTES, decode_ring, owner_of
 
-__all__ = ["check_folder", "cut_manifest", "find_endless", "newest_commit", "open_cut"]
+__all__ = [
+    "check_folder",
+    "cut_manifest",
+    "find_endless",
+    "log_owners",
+    "newest_commit",
+    "open_cut",
+]
 
 T = TypeVar("T")
 
@@ -203,6 +211,27 @@ def newest_commit(path: str, incarnation: int) -> int:
                 if found := _last_number(log, incarnation):
                     return found
     return 0
+
+
+def log_owners(path: str) -> set[int]:
+    """Whose commits stand in a log, as its ring rows say; see ``ring_owner``."""
+    owners: set[int] = set()
+    if not os.path.getsize(path):
+        return owners
+    key_bytes = len(ring_key(0))
+    with (
+        open(path, "rb") as opened,
+        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as log,
+    ):
+        at = log.find(RING)
+        while at >= 0:
+            value_at = at + key_bytes + 1
+            value = log[value_at : value_at + RING_BYTES]
+            number = attempt(decode_ring, value)
+            if number is not None and ring_key(number[0]) == log[at : at + key_bytes]:
+                owners.add(owner_of(value))
+            at = log.find(RING, at + 1)
+    return owners - {0}
 
 
 def _last_number(log: mmap.mmap, incarnation: int) -> int:
