@@ -78,7 +78,7 @@ from ..records.rows import (
 from ..store.port import StoreView
 from ..store.rocks import RocksStore
 from ..store.rocks_options import SharedMemory
-from ..store.wal_inspection import log_owners, newest_commit, open_cut
+from ..store.wal_inspection import ends_torn, log_owners, newest_commit, open_cut
 from .salvage import broken_current, damaged_tables, rebuild
 from .watermark import Watermark, WatermarkState
 
@@ -100,6 +100,7 @@ ADVICE = 'restore a checkpoint, or open with recovery="salvage" to go on with wh
 NUMBER_BITS = 40  # commit_seq = incarnation << 40 | number
 _NUMBER = (1 << NUMBER_BITS) - 1
 _PAGE = 4096
+_FSYNC = 1  # durability, as the stamp has it
 _SHOWN_MAX = 8
 _TYPED = (RecoveryRefusedError, RecordCorruptError)  # they say what to do, or it is added above
 # What an open replaces or deletes, but never writes to.
@@ -315,6 +316,8 @@ def _examine(
         _judge(found, is_salvage)
         replayed = has_log and not found.is_copy and not foreign
         newest = newest_commit(before_path(root, index), found.check.stored) if replayed else 0
+        if replayed and found.stamp is not None and found.stamp.durability == _FSYNC:
+            _report_torn(found)
     except BaseException as exc:
         found.abandon()
         if not found.is_copy:
@@ -331,6 +334,15 @@ def _examine(
             found.abandon()
             raise
     return found
+
+
+def _report_torn(found: Candidate) -> None:
+    """Say that commits may be missing behind the last one, which no number tells."""
+    if ends_torn(before_path(found.root, found.index)):
+        found.reports.append(
+            f"shard {found.index}: the log ends in the middle of a commit, behind commit "
+            f"{found.check.last}: what followed was not durable at a power cut, or was cut off"
+        )
 
 
 def _foreign_logs(root: str, index: int) -> list[str]:
