@@ -451,12 +451,12 @@ def _look(found: Candidate, is_salvage: bool, *, is_adopting: bool = False) -> N
     )
     foreign = found.check.owners - {ring_owner(found.stamp.store_id, found.index)}
     if foreign and found.store.get(APPLIED) is None:  # a replica has those of its leaders
-        text = f"{path} has commits of another shard or store: a log of it was in the folder"
+        text = f"shard {found.index}: a log in {path} has commits of another shard or store"
         if not is_salvage:
             raise RecoveryRefusedError(
                 f"{text}; put the right one back, {ADVICE}", shard=found.index
             )
-        found.reports.append(f"shard {found.index}: {text}")
+        found.reports.append(text)
 
 
 def _open_mark(found: Candidate, store_id: bytes | None, is_salvage: bool) -> Watermark | None:
