@@ -140,6 +140,7 @@ class Coalescer:
         self.status_error: LodeqError | None = None  # why it takes no writes; None: it does
         self.refused_write: LodeqError | None = None  # what the store says to the first in line
         self.waiting = 0
+        self.whose = 0  # number that the ring rows of this shard bear; 0: the log is others', too
         self.applied_number = first_number - 1
         self._next_number = first_number
         self._spawner = spawner
@@ -273,6 +274,7 @@ class Coalescer:
         try:
             if self.events is not None:
                 self.events.take(group)
+            group.whose = self.whose
             group.seal(self._seq_source.seq)
             if self.watch is not None:
                 self.watch(group)

@@ -47,6 +47,7 @@ class Group:
         "submissions",
         "torn",
         "waiters",
+        "whose",
     )
 
     def __init__(self, number: int) -> None:
@@ -70,6 +71,7 @@ class Group:
         self.events: list[bytes] | None = None
         self.torn: BaseException | None = None  # the exception that ended an operation halfway
         self._marks: list[tuple[int, int]] = []  # operations and events before each open section
+        self.whose = 0  # as the ring row says it
         self.indexed = 0  # so many operations have been read by the overlay
 
     def __enter__(self) -> None:
@@ -118,5 +120,5 @@ class Group:
         if self.torn is not None:
             reason = f"an operation ended halfway ({type(self.torn).__name__})"
             raise InvariantError(f"{reason}: nothing of its group is written") from self.torn
-        pack_group_end(self.ops, self.number, seq, self.dirty, self.final, self.expiry)
+        pack_group_end(self.ops, self.number, seq, self.dirty, self.final, self.expiry, self.whose)
         self.sealed = True

@@ -40,7 +40,7 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_digest
 
 from ...errors import FormatTooNewError, FormatTooOldError, RecordCorruptError
-from .frame import CHECKSUM_BYTES, frame_version, open_frame, seal
+from .frame import CHECKSUM_BYTES, attempt, frame_version, open_frame, seal
 from .keyspace import RING, RING_SLOTS, expiry_key
 
 __all__ = [
@@ -92,11 +92,16 @@ __all__ = [
     "encode_ring",
     "encode_secret",
     "encode_stamp",
+    "first_file_of_life",
+    "is_common_open",
+    "is_lost_at",
+    "owner_of",
     "pack_ghost",
     "pack_group_end",
     "pack_moved",
     "pack_row",
     "ready_value",
+    "ring_owner",
 ]
 
 # The version of the whole store, in its stamp; a newer one is refused, an older one from
@@ -343,6 +348,7 @@ def pack_group_end(
     owners: dict[CounterOwner, None],
     final: dict[tuple[int, CounterOwner, bytes], list[bytes]],
     expiry: dict[int, list[bytes]],
+    whose: int = 0,
 ) -> None:
     """Append the rows that end a group of submissions: counters, expiry lists, the ring row.
 
@@ -355,6 +361,7 @@ def pack_group_end(
         owners: whose counter rows are put; deleted where all counters are zero.
         final: ids of ended tasks, by when to look at them (ms), whose counter has them, and kind.
         expiry: other entries (kind and key), by when to look at them (ms); gets those of ``final``.
+        whose: as ``ring_owner`` returns it; 0 does not say it.
     """
     for owner in owners:
         ready, leased, results = owner.ready, owner.leased, owner.results
@@ -374,7 +381,7 @@ def pack_group_end(
             expiry.setdefault(at_ms, []).append(entries)
     for at_ms, filed in expiry.items():
         ops.append((expiry_key(at_ms, number), encode_expiry(filed)))
-    body = _RING_PACK(0x4B, 1, 0, number, seq)
+    body = _RING_PACK(0x4B, 1, whose, number, seq)
     ops.append((RING + (number % RING_SLOTS).to_bytes(2, "big"), body + xxh3_64_digest(body)))
 
 
@@ -433,9 +440,9 @@ def decode_stamp(raw: bytes) -> Stamp:
     return Stamp(shard, shards, durability, store_id, version)
 
 
-def encode_open(incarnation: int) -> bytes:
-    """The value's bytes."""
-    return seal(_OPEN.pack(0x4F, 1, 0, incarnation))
+def encode_open(incarnation: int, *, is_common: bool = False) -> bytes:
+    """The value's bytes. ``is_common``: that open gave every shard of the store this number."""
+    return seal(_OPEN.pack(0x4F, 1, is_common, incarnation))
 
 
 def decode_open(raw: bytes) -> int:
@@ -445,9 +452,16 @@ def decode_open(raw: bytes) -> int:
     return incarnation
 
 
-def encode_files(following: int) -> bytes:
-    """The value's bytes."""
-    return seal(_FILES.pack(0x46, 1, 0, following))
+def is_common_open(raw: bytes) -> bool:
+    """Whether every shard of the store has got the incarnation of this open row."""
+    open_frame(raw, _OPEN, 0x4F, 1, "open row")
+    return bool(_OPEN.unpack_from(raw)[2])
+
+
+def encode_files(following: int, begun: int = 0) -> bytes:
+    """The value's bytes. ``begun``: the first file that this incarnation has written to."""
+    life = begun.to_bytes(8, "little") if begun else b""
+    return seal(_FILES.pack(0x46, 1, 0, following) + life)
 
 
 def decode_files(raw: bytes) -> int:
@@ -457,6 +471,13 @@ def decode_files(raw: bytes) -> int:
     if following > _FILE_MAX:
         raise RecordCorruptError(f"files row: no file has number {following}")
     return following
+
+
+def first_file_of_life(raw: bytes | None) -> int:
+    """The least file that the incarnation of a files row has written to; 0 where none says it."""
+    if attempt(decode_files, raw) is None or raw is None:
+        return 0
+    return int.from_bytes(raw[_FILES.size : -CHECKSUM_BYTES], "little")
 
 
 def encode_journal(identity: bytes) -> bytes:
@@ -473,9 +494,19 @@ def decode_journal(raw: bytes) -> bytes:
     return identity
 
 
-def encode_ring(commit_seq: int, seq: int) -> bytes:
+def ring_owner(store_id: bytes, shard: int) -> int:
+    """Number that ring rows of a shard bear: another for each shard of a store; never 0."""
+    return (int.from_bytes(store_id, "little") + shard) % 65_535 + 1
+
+
+def owner_of(raw: bytes) -> int:
+    """Whose commit a ring row is of; 0: it does not say it, as those of earlier releases."""
+    return int.from_bytes(raw[2:4], "little")
+
+
+def encode_ring(commit_seq: int, seq: int, whose: int = 0) -> bytes:
     """The value's bytes."""
-    body = _RING_PACK(0x4B, 1, 0, commit_seq, seq)
+    body = _RING_PACK(0x4B, 1, whose, commit_seq, seq)
     return body + xxh3_64_digest(body)
 
 
@@ -535,18 +566,20 @@ def decode_old_ghosts(raw: bytes) -> int:
 class BodyRow(NamedTuple):
     """Where a task's payload lies, and the id that the record there bears.
 
-    ``size`` 0: nowhere; a salvage has not found it.
+    ``size`` 0: nowhere; a salvage has not found it. ``is_lost``: nor has it been found there, so
+    nobody waits for it; what comes back is read.
     """
 
     size: int
     file: int
     offset: int
     record_id: bytes
+    is_lost: bool = False
 
 
 def encode_body(r: BodyRow) -> bytes:
     """The value's bytes."""
-    return seal(_BODY.pack(0x42, 1, 0, *r))
+    return seal(_BODY.pack(0x42, 1, r.is_lost, *r[:4]))
 
 
 def decode_body(raw: bytes) -> BodyRow:
@@ -554,15 +587,21 @@ def decode_body(raw: bytes) -> BodyRow:
     open_frame(raw, _BODY, 0x42, 1, "body row")
     if len(raw) != _BODY.size + 8:
         raise RecordCorruptError("body row: lengths do not add up")
-    row = BodyRow(*_BODY.unpack_from(raw)[3:])
+    _, _, is_lost, size, file, offset, record_id = _BODY.unpack_from(raw)
+    row = BodyRow(size, file, offset, record_id, bool(is_lost))
     if max(row.file, row.offset) > _FILE_MAX:
         raise RecordCorruptError(f"body row: no file has number {row.file} or byte {row.offset}")
     return row
 
 
-def encode_body_at(size: int) -> bytes:
-    """The value's bytes: the size of the record at the key's position."""
-    return seal(_BODY_AT.pack(0x59, 1, 0, size))
+def encode_body_at(size: int, *, is_lost: bool = False) -> bytes:
+    """The value's bytes: the size of the record at the key's position, as its body row says."""
+    return seal(_BODY_AT.pack(0x59, 1, is_lost, size))
+
+
+def is_lost_at(raw: bytes) -> bool:
+    """Whether a row by place says that the record has not been found there."""
+    return bool(_BODY_AT.unpack_from(raw)[2])
 
 
 def decode_body_at(raw: bytes) -> int:

@@ -66,12 +66,19 @@ from ..files.paths import (
     shard_path,
     watermark_path,
 )
-from ..records.keyspace import OPEN, RING, RING_END, RING_SLOTS, STAMP, ring_key
-from ..records.rows import Stamp, decode_open, decode_ring, decode_stamp
+from ..records.keyspace import APPLIED, OPEN, RING, RING_END, RING_SLOTS, STAMP, ring_key
+from ..records.rows import (
+    Stamp,
+    decode_open,
+    decode_ring,
+    decode_stamp,
+    owner_of,
+    ring_owner,
+)
 from ..store.port import StoreView
 from ..store.rocks import RocksStore
 from ..store.rocks_options import SharedMemory
-from ..store.wal_inspection import newest_commit, open_cut
+from ..store.wal_inspection import ends_torn, log_owners, newest_commit, open_cut
 from .salvage import broken_current, damaged_tables, rebuild
 from .watermark import Watermark, WatermarkState
 
@@ -93,6 +100,7 @@ ADVICE = 'restore a checkpoint, or open with recovery="salvage" to go on with wh
 NUMBER_BITS = 40  # commit_seq = incarnation << 40 | number
 _NUMBER = (1 << NUMBER_BITS) - 1
 _PAGE = 4096
+_FSYNC = 1  # durability, as the stamp has it
 _SHOWN_MAX = 8
 _TYPED = (RecoveryRefusedError, RecordCorruptError)  # they say what to do, or it is added above
 # What an open replaces or deletes, but never writes to.
@@ -115,6 +123,7 @@ class RingCheck:
     lost: tuple[int, ...] = ()
     holes: tuple[int, ...] = ()
     rolled_back: str = ""
+    owners: frozenset[int] = frozenset()  # whose commits of ``stored`` are there: ``ring_owner``
 
     @property
     def is_refused(self) -> bool:
@@ -155,6 +164,7 @@ class Candidate:
     reports: list[str] = field(default_factory=list)
     is_rebuilt: bool = False  # a new shard, of what could be read of the original
     open_row: bytes | None = None  # of the original, where this is a new shard
+    torn_files: list[int] = field(default_factory=list)  # body files that a power cut took
 
     def abandon(self) -> None:
         """Close it; a copy that was not accepted goes."""
@@ -281,11 +291,14 @@ def _examine(
 ) -> Candidate:
     """As RocksDB opens it, or a copy up to the damage of a log."""
     path = shard_path(root, index)
+    foreign = _foreign_logs(root, index) if is_salvage else []
     has_log = any(
         name.endswith(".log") and os.path.getsize(os.path.join(path, name))
         for name in os.listdir(path)
     )
     os.rename(copy_shard(root, index, links=_LINKS), before_path(root, index))
+    for name in foreign:
+        os.unlink(os.path.join(path, name))
     try:
         store = RocksStore.open(path, shared=shared, shards=shards, create=False)
         found = Candidate(index, store, root)
@@ -303,8 +316,10 @@ def _examine(
             if gone := _tables(was) - found.store.live_tables():
                 raise CorruptionError(f"the manifest does not know {', '.join(sorted(gone)[:8])}")
         _judge(found, is_salvage)
-        replayed = has_log and not found.is_copy
+        replayed = has_log and not found.is_copy and not foreign
         newest = newest_commit(before_path(root, index), found.check.stored) if replayed else 0
+        if replayed and found.stamp is not None and found.stamp.durability == _FSYNC:
+            _report_torn(found)
     except BaseException as exc:
         found.abandon()
         if not found.is_copy:
@@ -316,18 +331,42 @@ def _examine(
         ) from exc
     if not found.is_copy:
         try:
-            _keep_before(found, newest & _NUMBER)
+            _keep_before(found, newest & _NUMBER, foreign)
         except BaseException:
             found.abandon()
             raise
     return found
 
 
-def _keep_before(found: Candidate, newest: int) -> None:
+def _report_torn(found: Candidate) -> None:
+    """Say that commits may be missing behind the last one, which no number tells."""
+    if ends_torn(before_path(found.root, found.index)):
+        found.reports.append(
+            f"shard {found.index}: the log ends in the middle of a commit, behind commit "
+            f"{found.check.last}: what followed was not durable at a power cut, or was cut off"
+        )
+
+
+def _foreign_logs(root: str, index: int) -> list[str]:
+    """Logs in a shard's folder that only have commits of other shards or stores."""
+    mark, path = Watermark.peek(watermark_path(root, index)), shard_path(root, index)
+    if mark is None or not mark.incarnation:
+        return []
+    own = ring_owner(mark.store_id, index)
+    logs = [name for name in os.listdir(path) if name.endswith(".log")]
+    return [
+        name
+        for name in sorted(logs)
+        if (owners := log_owners(os.path.join(path, name))) and own not in owners
+    ]
+
+
+def _keep_before(found: Candidate, newest: int, foreign: list[str]) -> None:
     """Keep what was there before the open if it has more than the shard has now; else drop it.
 
     Args:
         newest: the last commit of the log, as the log itself says; 0 if it was not replayed.
+        foreign: logs that were left out.
     """
     root, index = found.root, found.index
     is_short = newest > found.check.last
@@ -336,7 +375,11 @@ def _keep_before(found: Candidate, newest: int) -> None:
             f"shard {index}: the log goes on to commit {newest}, what can be read of it ends "
             f"at {found.check.last}: the rest was not durable at a power cut, or is damaged"
         )
-    if found.check.is_refused or is_short:
+    if foreign:
+        found.reports.append(
+            f"shard {index}: left out, commits of another shard or store: {', '.join(foreign)}"
+        )
+    if found.check.is_refused or is_short or foreign:
         kept = refused_path(root, index, found.check.stored)
         os.rename(before_path(root, index), kept)
         fsync_dir(root)
@@ -408,6 +451,14 @@ def _look(found: Candidate, is_salvage: bool, *, is_adopting: bool = False) -> N
     found.check = check_ring(
         found.store, found.mark.state if found.mark else None, open_row=found.open_row
     )
+    foreign = found.check.owners - {ring_owner(found.stamp.store_id, found.index)}
+    if foreign and found.store.get(APPLIED) is None:  # a replica has those of its leaders
+        text = f"shard {found.index}: a log in {path} has commits of another shard or store"
+        if not is_salvage:
+            raise RecoveryRefusedError(
+                f"{text}; put the right one back, {ADVICE}", shard=found.index
+            )
+        found.reports.append(text)
 
 
 def _open_mark(found: Candidate, store_id: bytes | None, is_salvage: bool) -> Watermark | None:
@@ -461,7 +512,7 @@ def check_ring(
     except RecordCorruptError as exc:
         stored = 0 if mark is None else mark.incarnation
         rolled_back = f"the open row is damaged ({exc})"
-    newest, last, seq, numbers = _read_ring(view, stored)
+    newest, last, seq, numbers, owners = _read_ring(view, stored)
     if newest > stored:
         rolled_back = f"the open row says incarnation {stored}, the ring has commits of {newest}"
     durable = 0
@@ -484,12 +535,14 @@ def check_ring(
         tuple(base | n for n in missing if n <= durable),
         tuple(base | n for n in missing if n > durable),
         rolled_back,
+        frozenset(owners - {0}),
     )
 
 
-def _read_ring(view: StoreView, stored: int) -> tuple[int, int, int, set[int]]:
-    """(newest incarnation, last number of ``stored``, highest seq, numbers of ``stored``)."""
+def _read_ring(view: StoreView, stored: int) -> tuple[int, int, int, set[int], set[int]]:
+    """(newest incarnation, last number of ``stored``, highest seq, its numbers, whose they are)."""
     numbers: set[int] = set()
+    owners: set[int] = set()
     newest = last = seq = 0
     lower = RING
     while True:
@@ -506,6 +559,7 @@ def _read_ring(view: StoreView, stored: int) -> tuple[int, int, int, set[int]]:
                 seq = row_seq
             if incarnation == stored:
                 numbers.add(commit_seq & _NUMBER)
+                owners.add(owner_of(value))
             elif incarnation > newest:
                 newest = incarnation
         if len(rows) < _PAGE:
@@ -513,7 +567,7 @@ def _read_ring(view: StoreView, stored: int) -> tuple[int, int, int, set[int]]:
         lower = rows[-1][0] + b"\0"
     if numbers:
         last = max(numbers)
-    return newest, last, seq, numbers
+    return newest, last, seq, numbers, owners
 
 
 def describe_numbers(commit_seqs: tuple[int, ...]) -> str:

@@ -25,13 +25,21 @@ from ...errors import RecoveryRefusedError, ReplicaStoreError
 from ..files.paths import watermark_path
 from ..records.events import encode_start_row
 from ..records.keyspace import APPLIED, OPEN, events_key
-from ..records.rows import encode_open
+from ..records.rows import encode_open, is_common_open
 from ..store.port import Op, Store, write_patiently
-from .decide import NUMBER_BITS, Candidate, RingCheck
+from .decide import ADVICE, NUMBER_BITS, Candidate, RingCheck
 from .dedup_secret import stamp_ops
 from .watermark import Watermark
 
-__all__ = ["Begun", "adopt", "begin", "check_replicas", "refuse_replica", "sync_all"]
+__all__ = [
+    "Begun",
+    "adopt",
+    "begin",
+    "check_copies",
+    "check_replicas",
+    "refuse_replica",
+    "sync_all",
+]
 
 
 class _RowGetter(Protocol):
@@ -85,6 +93,38 @@ def check_replicas(mended: Sequence[Candidate]) -> None:
         )
 
 
+def check_copies(candidates: Sequence[Candidate], *, is_salvage: bool) -> None:
+    """Refuse a shard that is an older copy of itself, its watermark too; a salvage reports it.
+
+    An open of the whole store gives all shards the same incarnation, and writes no watermark of it
+    before every shard has it. So no shard is behind the watermark of another.
+
+    Raises:
+        RecoveryRefusedError: one is; nothing was changed.
+    """
+    reached, of = 0, 0
+    for found in candidates:
+        raw, mark = found.store.get(OPEN), found.mark
+        if mark is None or raw is None or found.check.rolled_back or not is_common_open(raw):
+            continue
+        if mark.state.incarnation == found.check.stored > reached:
+            reached, of = found.check.stored, found.index
+    for found in candidates:
+        newest = found.check.newest
+        if found.stamp is None or newest >= reached:
+            continue
+        text = (
+            f"shard {found.index} was last opened as incarnation {newest}, shard {of} as "
+            f"{reached}: it is an older copy"
+        )
+        if not is_salvage:
+            raise RecoveryRefusedError(
+                f"{text}; put the right one back, with its watermark and body files; or {ADVICE}",
+                shard=found.index,
+            )
+        found.reports.append(f"{text}: what it did since is lost, and may be done again")
+
+
 def adopt(candidates: Sequence[Candidate], store_id: bytes) -> None:
     """Give shards of other replicas, copied here, the stamp and the watermark of this store.
 
@@ -119,6 +159,7 @@ def begin(
     *,
     is_replica: bool,
     has_journal: bool = False,
+    is_whole: bool = False,
 ) -> list[Begun]:
     """Fix the incarnation of every shard, durable, then its watermark.
 
@@ -128,6 +169,8 @@ def begin(
         store_id: 16 bytes.
         is_replica: whether a replicated log gives the incarnation.
         has_journal: whether each shard writes a start row for the lifecycle journal.
+        is_whole: whether these are all shards of the store: then all get the same incarnation,
+            and ``check_copies`` knows an older copy of one by it.
     """
     marks: list[Watermark] = []
     for found in candidates:
@@ -141,13 +184,16 @@ def begin(
             )
         marks.append(found.mark)
     numbers: list[tuple[int, int]] = []
+    newest = max(found.check.newest for found in candidates) if is_whole else 0
     for found in candidates:
         check = found.check
         if not is_replica:
-            numbers.append((check.newest + 1, 0))
-            ops: list[Op] = [(OPEN, encode_open(check.newest + 1)), (APPLIED, None)]
+            following = max(newest, check.newest) + 1
+            numbers.append((following, 0))
+            opened = encode_open(following, is_common=is_whole)
+            ops: list[Op] = [(OPEN, opened), (APPLIED, None)]
             if has_journal:
-                ops.append(_start(found.index, check))
+                ops.append(_start(found.index, check, following))
             write_patiently(found.store, ops)
         elif check.newest == 0:  # new: every replica starts in the same way
             numbers.append((1, 0))
@@ -162,9 +208,9 @@ def begin(
     return begun
 
 
-def _start(shard: int, check: RingCheck) -> Op:
+def _start(shard: int, check: RingCheck, incarnation: int) -> Op:
     """The first row of an incarnation, for the journal."""
-    commit_seq = check.newest + 1 << NUMBER_BITS
+    commit_seq = incarnation << NUMBER_BITS
     last = check.stored << NUMBER_BITS | check.last
     missing = _ranges(sorted({*check.lost, *check.holes}))
     return events_key(commit_seq), encode_start_row(shard, commit_seq, last, missing)

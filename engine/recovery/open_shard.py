@@ -65,8 +65,8 @@ from ..files.paths import (
     watermark_path,
 )
 from ..files.store_lock import StoreLock
-from ..records.keyspace import APPLIED, OPEN
-from ..records.rows import Stamp, encode_open
+from ..records.keyspace import APPLIED, BODY_FILES, OPEN
+from ..records.rows import Stamp, encode_open, first_file_of_life
 from ..runtime.clock import Clock, SystemClock
 from ..runtime.ids import Rng, SystemRng
 from ..store.memory import MemoryStore
@@ -92,9 +92,9 @@ from .dedup_secret import (
     write_secrets,
 )
 from .evidence import list_evidence, prune
-from .incarnation import adopt, begin, check_replicas, refuse_replica, sync_all
+from .incarnation import adopt, begin, check_copies, check_replicas, refuse_replica, sync_all
 from .repair import repair
-from .row_checks.body_rows import BodyFolders
+from .row_checks.body_rows import BodyFolders, lost_rows, rows_of_file, wrong_files
 from .salvage import count_tasks
 from .watermark import Watermark
 
@@ -114,6 +114,7 @@ Hosts = Callable[[int], bool]
 SHARDS_DEFAULT = 1
 OFFLINE_CACHE_BYTES = 64 << 20  # of who works on a closed store
 _CACHE_BYTES_MAX = 1 << 48  # more than any machine has: a slip
+_FILES_SHOWN = 8
 _DURABILITIES: tuple[Durability, ...] = ("nosync", "fsync")  # by their number in the stamp
 
 
@@ -512,6 +513,10 @@ class _Opening:
             known = self._store_id or self._known_id()
             stamp = Stamp(0, count, _DURABILITIES.index(mode), known or rng.bytes(16))
         self._count = stamp.shards
+        if self._hosts is None and not (self._is_replica or self._is_detached):
+            check_copies(self._found, is_salvage=self._is_salvage)
+        if not self._is_replica:
+            self._check_bodies()
         check_loads(self._found, pending(self._root), is_salvage=self._is_salvage)
         self._secret = common_secret(self._found, is_salvage=self._is_salvage)
         if not self._secret and self._is_salvage:
@@ -522,6 +527,7 @@ class _Opening:
         for candidate in self._found:
             self._take_copy(candidate)
         self._mend(now_ms)
+        self._give_up_bodies()
         self._settle()
         if self._is_adopting:
             adopt(self._found, stamp.store_id)
@@ -544,6 +550,46 @@ class _Opening:
             total=stamp.shards,
             memory=self._shared,
         )
+
+    def _check_bodies(self) -> None:
+        """Refuse body files that are not those the rows were written with; a salvage looks on.
+
+        Those that a power cut may have taken are given up in ``_mend``.
+        """
+        for found in self._found:
+            if self._bodies is None or self._is_salvage:
+                return
+            wrong = wrong_files(found.store, self._bodies(bodies_path(self._root, found.index)))
+            check, mark = found.check, found.mark
+            is_durable = mark is not None and mark.state.incarnation == check.stored
+            durable = mark.state.durable if mark is not None and is_durable else 0
+            first = first_file_of_life(found.store.get(BODY_FILES))
+            found.torn_files = [n for n in wrong if n >= first and check.last > durable]
+            lost = [text for n, text in wrong.items() if n not in found.torn_files]
+            if lost:
+                more = f" and {len(lost) - _FILES_SHOWN} more" if len(lost) > _FILES_SHOWN else ""
+                raise RecoveryRefusedError(
+                    f"shard {found.index}: {len(lost)} of its payload files: "
+                    f"{', '.join(lost[:_FILES_SHOWN])}{more}; put the right ones back, {ADVICE}",
+                    shard=found.index,
+                )
+
+    def _give_up_bodies(self) -> None:
+        """Payloads that a power cut took, younger than the last sync, are known to be lost."""
+        given = [found for found in self._found if found.torn_files]
+        for found in given:
+            count = 0
+            folder = self._bodies(bodies_path(self._root, found.index)) if self._bodies else None
+            for file in found.torn_files if folder is not None else ():
+                for task_id, row in rows_of_file(found.store, file):
+                    if folder is not None and not folder.whole([row])[0]:
+                        write_patiently(found.store, lost_rows(task_id, row))
+                        count += 1
+            found.reports.append(
+                f"shard {found.index}: a power cut took the payloads of {count} tasks, which were "
+                "not yet durable: they become dead letters as they are claimed"
+            )
+        sync_all([found.store for found in given])
 
     def _layout(self) -> Layout:
         """List the files in the folder that are of shards this process has."""
@@ -750,6 +796,7 @@ class _Opening:
                 stamp.store_id,
                 is_replica=self._is_replica,
                 has_journal=self._has_journal,
+                is_whole=self._hosts is None and not self._is_replica,
             )
         ]
 

@@ -35,10 +35,19 @@ from ...errors import (
     StorageError,
     StorePathError,
 )
+from ..records.frame import attempt
 from ..records.keyspace import RING, ring_key
-from ..records.rows import RING_BYTES, decode_ring
+from ..records.rows import RING_BYTES, decode_ring, owner_of
 
-__all__ = ["check_folder", "cut_manifest", "find_endless", "newest_commit", "open_cut"]
+__all__ = [
+    "check_folder",
+    "cut_manifest",
+    "ends_torn",
+    "find_endless",
+    "log_owners",
+    "newest_commit",
+    "open_cut",
+]
 
 T = TypeVar("T")
 
@@ -203,6 +212,52 @@ def newest_commit(path: str, incarnation: int) -> int:
                 if found := _last_number(log, incarnation):
                     return found
     return 0
+
+
+def ends_torn(path: str) -> bool:
+    """Whether the newest log of the folder ends in the middle of a batch.
+
+    A power cut leaves that of a batch that was being written; so does whoever cuts the file.
+    """
+    names = [name for name in os.listdir(path) if name.endswith(".log")]
+    for name in sorted(names, reverse=True):
+        size = os.path.getsize(os.path.join(path, name))
+        if size:
+            with open(os.path.join(path, name), "rb") as file:
+                file.seek((size - 1) // _BLOCK_BYTES * _BLOCK_BYTES)
+                return _is_torn(file.read())
+    return False
+
+
+def _is_torn(block: bytes) -> bool:
+    at, kind = 0, _FULL
+    while at + _HEADER_BYTES <= len(block):
+        _, size, kind = _HEADER.unpack_from(block, at)
+        if not kind and not size:
+            return any(block[at:])  # zeros that were made ready
+        at += _HEADER_BYTES + size
+    return kind in (_FIRST, _MIDDLE) or (at != len(block) and len(block) < _BLOCK_BYTES)
+
+
+def log_owners(path: str) -> set[int]:
+    """Whose commits stand in a log, as its ring rows say; see ``ring_owner``."""
+    owners: set[int] = set()
+    if not os.path.getsize(path):
+        return owners
+    key_bytes = len(ring_key(0))
+    with (
+        open(path, "rb") as opened,
+        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as log,
+    ):
+        at = log.find(RING)
+        while at >= 0:
+            value_at = at + key_bytes + 1
+            value = log[value_at : value_at + RING_BYTES]
+            number = attempt(decode_ring, value)
+            if number is not None and ring_key(number[0]) == log[at : at + key_bytes]:
+                owners.add(owner_of(value))
+            at = log.find(RING, at + 1)
+    return owners - {0}
 
 
 def _last_number(log: mmap.mmap, incarnation: int) -> int:

@@ -39,6 +39,7 @@ from ...errors import (
 )
 from ..background.body_checks import check_bodies
 from ..background.body_gc import BodyGC
+from ..background.body_liveness import absent_files
 from ..background.event_publisher import EventPublisher
 from ..background.leadership import Leadership
 from ..background.reaper import Reaper
@@ -198,6 +199,7 @@ class EngineRuntime:
                 reasons.append(f"shard {shard.index} is stalled: {shard.co.refused_write}")
             reasons.extend(f"shard {shard.index}: {r}" for r in read_probe(shard.store).reasons)
             reasons.extend(unreadable_of(shard))
+            reasons.extend(absent_files(shard))
         if isinstance(self.replicator, KnowsWhy):
             reasons.extend(self.replicator.failures())
         if core.log_full is not None:

@@ -60,7 +60,7 @@ def _batches(view: StoreView) -> Iterator[_Batch]:
             yield []
         for key, raw in rows:
             row = attempt(decode_body, raw)
-            if row is None or not row.size:  # damaged, or known to be lost: reported elsewhere
+            if row is None or not row.size or row.is_lost:  # reported elsewhere, or known
                 continue
             batch.append((key[2:], row))
             size += row.size

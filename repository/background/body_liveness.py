@@ -10,7 +10,7 @@ from ...engine.records.keyspace import body_at_key, decode_body_at_key
 from ...engine.records.rows import decode_body_at
 from ..state.queue_state import Shard
 
-__all__ = ["LiveBody", "live_bodies", "live_slice"]
+__all__ = ["LiveBody", "absent_files", "live_bodies", "live_slice"]
 
 SLICE_BYTES = 1 << 20  # copied in one turn of the loop
 SCAN_ROWS = 256
@@ -22,6 +22,29 @@ class LiveBody(NamedTuple):
     offset: int
     size: int
     task_ids: list[bytes]
+
+
+def absent_files(shard: Shard) -> list[str]:
+    """Body files that tasks need and that are not there, or are other ones; in words."""
+    bodies = shard.bodies
+    if bodies is None:
+        return []
+    found = {
+        number: f"{bodies.files.path(number)!r} is missing"
+        for number in bodies.files.gone()
+        if next(live_bodies(shard, number), None) is not None
+    }
+    for number, row in list(bodies.absent.items()):
+        if number in found:
+            continue
+        if problem := bodies.problem(shard.overlay, row):
+            found[number] = problem
+        else:
+            del bodies.absent[number]
+    return [
+        f"shard {shard.index}: payload file {found[number]}; its tasks wait: put it back"
+        for number in sorted(found)
+    ]
 
 
 def live_slice(shard: Shard, number: int, after: int) -> list[LiveBody]:

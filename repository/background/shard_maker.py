@@ -7,6 +7,7 @@ from functools import partial
 from ...coalescer.commit_loop import Coalescer
 from ...coalescer.hosting import Hosting, StubCoalescer
 from ...coalescer.sync import Syncer
+from ...engine.records.rows import ring_owner
 from ...engine.recovery.open_shard import OpenShard
 from ...errors import InvariantError
 from ..state.engine_state import EngineState
@@ -89,6 +90,8 @@ class ShardMaker:
                 submit_queue_max=self._submit_queue_max,
             )
         )
+        if leadership is None and one.watermark is not None:
+            co.whose = ring_owner(one.watermark.state.store_id, one.index)
         shard = Shard(one.index, one.store, co, mark, one.path, one.incarnation, self._total)
         if leadership is not None:  # entries of other leaders are applied past it
             shard.dedup_filter.turn_off()

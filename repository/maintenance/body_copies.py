@@ -57,6 +57,8 @@ def copy_bodies(
             for key, raw in rows:
                 if shard_of(key[2:], shards) == shard:
                     row = decode_body(raw)
+                    if row.is_lost:
+                        row = BodyRow(0, 0, 0, row.record_id)
                     wanted.append(_Wanted(source, row.file, row.offset, key[2:], row))
     found: Rows = []
     twins: Rows = []

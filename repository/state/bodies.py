@@ -11,9 +11,11 @@ Every task has rows of its own for its payload (ADR a-row-per-reference), so sev
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from ...coalescer.group import Group
 from ...coalescer.overlay import Overlay
@@ -45,6 +47,8 @@ from ..model.encoded_tasks import EncodedTask
 
 __all__ = ["Bodies", "open_bodies"]
 
+_SAMPLE: Final = 8  # rows that a file is known by
+
 
 class Bodies:
     """The body files of one shard, and the rows that lead to them."""
@@ -60,6 +64,7 @@ class Bodies:
         self.stuck: set[int] = set()  # those with records that cannot be read
         # A row was missing. What else is, nobody knows: no file goes, so that a salvage finds all.
         self.is_doubted = False
+        self.absent: dict[int, BodyRow] = {}  # files that tasks wait for, with a row of each
         self._busy: Counter[int] = Counter()  # by file: for how many
         # Tasks whose rows are being moved, not known to be durable: their earlier ``o/`` key. Were
         # that batch lost to a power cut alone, nobody else would know that this row is to go.
@@ -106,7 +111,7 @@ class Bodies:
             (body_at_key(row.file, row.offset, task_id), encode_body_at(row.size)),
         ]
         if row.file >= self._noted:
-            ops.append((BODY_FILES, encode_files(row.file + 1)))
+            ops.append((BODY_FILES, encode_files(row.file + 1, self.files.first_number)))
             self._noted = row.file + 1
         return ops
 
@@ -134,6 +139,38 @@ class Bodies:
             path = self.files.path(row.file)
             raise RecordCorruptError(f"task {task_id.hex()}: {path!r} is gone, and its payload")
         return body
+
+    def waits_for(self, overlay: Overlay, task_id: bytes) -> str:
+        """What a task waits for whose payload could not be read: a file that is not the right one.
+
+        Empty: its record is lost, or known to be. What is wrong is kept in ``absent``.
+
+        Raises:
+            StorageError: the disk failed.
+        """
+        row = attempt(decode_body, overlay.get_sound(BODY + task_id))
+        if row is None or not row.size or row.is_lost:
+            return ""
+        if problem := self.problem(overlay, row):
+            self.absent[row.file] = row
+        return problem
+
+    def place(self, overlay: Overlay, task_id: bytes) -> str:
+        """Where a task's payload lies, or should; empty: no row says it."""
+        row = attempt(decode_body, overlay.get_sound(BODY + task_id))
+        if row is None or not row.size:
+            return ""
+        path = self.files.path(row.file)
+        return f"{os.path.join(*path.split(os.sep)[-2:])} at {row.offset}"
+
+    def problem(self, overlay: Overlay, row: BodyRow) -> str:
+        """Why the file of a row is not the one that it was written to; empty: it is."""
+        lower, upper = body_at_key(row.file, 0, b""), body_at_key(row.file + 1, 0, b"")
+        keys = [key for key, _ in overlay.scan(lower, upper, _SAMPLE)[0]]
+        found = overlay.multi_get([BODY + key[-16:] for key in keys])
+        rows = [other for raw in found if (other := attempt(decode_body, raw)) is not None]
+        sample = [other for other in rows if other.file == row.file and other.size]
+        return self.files.problem(row.file, [row, *sample])
 
     def write_all(self, ids: IdSource, items: Iterable[EncodedTask]) -> None:
         """Write the payloads of tasks about to be queued. One that they share, once.

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ...coalescer.group import Group
+from ...engine.records.attempts import REASON_BYTES_MAX
 from ...engine.records.events import CLAIMED
 from ...engine.records.keyspace import READY, TASK, check_name
 from ...engine.records.policy import decode_policy
@@ -32,7 +33,7 @@ from . import claim_order
 from .claim_order import Picked, pick, put_back_picked, uncount
 from .lease_grant import grant, take_one
 from .record_fetch import records_of
-from .task_end import bury_row, give_back
+from .task_end import DAMAGED, bury_row, give_back, step_behind
 
 __all__ = ["claim", "drop", "expire_row", "granted", "ready", "serve_waiter", "skipping", "take"]
 
@@ -105,7 +106,7 @@ def _deliver(
                 if row[4] and row[4] <= now_ms:
                     expire_row(core, group, bucket, row)
                 else:
-                    _bury_damaged(core, group, bucket, row)
+                    _end_undeliverable(core, group, bucket, row)
             uncount(core, request, bucket.lane)
             ended += 1
             at += 1
@@ -176,13 +177,26 @@ def expire_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row) ->
     core.totals.expired += 1
 
 
+def _end_undeliverable(core: EngineState, group: Group, bucket: ShardQueue, row: Row) -> None:
+    """Bury a row whose record or payload is lost; one whose payload's file is away waits."""
+    bodies = bucket.shard.bodies
+    problem = "" if bodies is None else bodies.waits_for(bucket.shard.overlay, row[1])
+    if problem:
+        step_behind(core, group, bucket, row, f"payload file {problem}".encode()[:REASON_BYTES_MAX])
+    else:
+        _bury_damaged(core, group, bucket, row)
+
+
 def _bury_damaged(core: EngineState, group: Group, bucket: ShardQueue, row: Row) -> None:
     """A row whose body is missing or fails its checksum never blocks the head of the queue."""
     core.anomaly(
         f"shard {bucket.shard.index}: task {TaskId(row[1])}: record missing or damaged; "
         "moved to the dead letters"
     )
-    bury_row(core, group, bucket, row, b"record missing or damaged")
+    bodies = bucket.shard.bodies
+    place = "" if bodies is None else bodies.place(bucket.shard.overlay, row[1])
+    reason = DAMAGED + f": payload in {place}".encode() if place else DAMAGED
+    bury_row(core, group, bucket, row, reason)
 
 
 def skipping(request: ClaimRequest, tenants: Collection[str]) -> ClaimRequest:

@@ -74,9 +74,11 @@ __all__ = [
     "give_back",
     "put_back",
     "sound_task",
+    "step_behind",
 ]
 
 DAMAGED: Final = b"record missing or damaged"
+STEP_MS: Final = 60_000  # until a task is tried again whose payload's file is not there
 # For a record that cannot be read: the defaults of ``Engine.queue``.
 RETENTION_MS: Final = 3_600_000
 DEAD_RETENTION_MS: Final = 604_800_000
@@ -480,6 +482,28 @@ def bury_at(
     group.ops += ((key, value), (MOVED + task_id, moved))
     group.dirty[bucket] = None
     bucket.dead += 1
+
+
+def step_behind(
+    core: EngineState, group: Group, bucket: ShardQueue, row: Row, reason: bytes
+) -> None:
+    """A ready row that was popped cannot be delivered now: ``-q(r) +q(d) +s``, no run counted.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        bucket: of the row.
+        row: a ready one, popped.
+        reason: kept with the task.
+    """
+    key, task_id, attempts, flags, expires_ms, size, _ = row
+    now_us = core.clock.wall_us()
+    due_ms = now_us // 1000 + STEP_MS
+    later = delayed_key(bucket.prefix, due_ms, core.next_seq(now_us), task_id)
+    packed = encode_index_row(
+        IndexRow(flags | MOVED_ROW, 9 - key[-25], attempts, size, expires_ms, reason)
+    )
+    group.ops += ((key, None), (MOVED + task_id, encode_moved(Moved(attempts, later))))
+    core.put_delayed(group, bucket, later, due_ms, packed)
 
 
 def bury_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row, reason: bytes) -> None:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
 from ...engine.files.disk_errors import error_class, short_write
 from ...engine.files.durable_files import sync_data
 from ...engine.files.paths import fsync_dir
+from ...engine.records.rows import BodyRow
 from ...errors import StorageError
 from ..formats.sqs import HEADER, HEADER_BYTES, Sqs
 from .layout import NO_FILE, BodyFile, BodyLayout, Location, examine_folder, list_numbers
@@ -55,6 +56,7 @@ class BodyFiles:
         self._names: deque[None] = deque()
         self._reader = BodyReader(folder, layout.last_v1_file)
         self._leaving: set[int] = set()  # forgotten, and perhaps still there
+        self._known = set(layout.numbers)  # were there at open or begun since, and not forgotten
         self.v1 = {
             number: os.stat(self.path(number)).st_size
             for number in layout.numbers
@@ -157,6 +159,7 @@ class BodyFiles:
         except OSError as exc:
             raise self._error(exc) from exc
         self.next_number = number + 1
+        self._known.add(number)
         self.current, self.offset, self._fd = number, HEADER_BYTES, fd
         self._names.append(None)
 
@@ -207,6 +210,14 @@ class BodyFiles:
         """
         return self._reader.read(location, id)
 
+    def problem(self, number: int, rows: Sequence[BodyRow]) -> str:
+        """Why a file is not the one that these rows of it were written with; see ``BodyReader``."""
+        return self._reader.problem(number, rows)
+
+    def gone(self) -> list[int]:
+        """Numbers of files that somebody else has taken away since open."""
+        return sorted(self._known.difference(list_numbers(self.folder)))
+
     def another_reader(self) -> BodyReader:
         """For another thread, which closes it."""
         return BodyReader(self.folder, self._reader.last_v1_file)
@@ -238,6 +249,7 @@ class BodyFiles:
     def forget(self, number: int) -> None:
         """Nothing points to it any more, durably: it is no longer listed, and is to be unlinked."""
         self._leaving.add(number)
+        self._known.discard(number)
         self._reader.forget(number)
 
     def unlink(self, number: int) -> None:

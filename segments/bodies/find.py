@@ -28,6 +28,7 @@ class BodyFolder:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
+        self._last_v1: int | None = None  # unknown
 
     def examine(self, *, was_left: bool) -> None:
         """See the protocol: ``engine.recovery.row_checks.body_rows``."""
@@ -51,6 +52,18 @@ class BodyFolder:
         reader = BodyReader.of(self.folder)
         try:
             return [_is_whole(reader, row) for row in rows]
+        finally:
+            reader.close()
+
+    def problem(self, number: int, rows: Sequence[BodyRow]) -> str:
+        """See the protocol."""
+        if self._last_v1 is None:
+            self._last_v1 = examine_folder(self.folder).last_v1_file
+        reader = BodyReader(self.folder, self._last_v1)
+        try:
+            return reader.problem(number, rows)
+        except StorageError:
+            return ""
         finally:
             reader.close()
 

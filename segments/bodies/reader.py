@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
 from ...engine.records.rows import BodyRow
@@ -15,6 +16,7 @@ from .layout import Location, examine_folder, file_name
 __all__ = ["BodyReader"]
 
 READERS_MAX: Final = 64
+_HEAD_BYTES: Final = 32  # of a record of either format: its id is within
 _v1, _v2 = Rdq(), Sqs()
 
 
@@ -73,6 +75,31 @@ class BodyReader:
     def read_row(self, row: BodyRow) -> bytes | None:
         """The body that a ``b/`` row leads to; see ``read``."""
         return self.read(Location(row.file, row.offset, row.size), row.record_id)
+
+    def problem(self, number: int, rows: Sequence[BodyRow]) -> str:
+        """Why a file is not the one that these rows of it were written with; empty: it is.
+
+        A record bears an id that was drawn for it, so no other file, no older copy and none of
+        another shard has it at the same place. One that does is enough: damage beside it is that
+        of records. The file is looked at anew, by its name.
+
+        Raises:
+            StorageError: the disk failed.
+        """
+        path = self.path(number)
+        self.forget(number)
+        try:
+            fd = self._file(number)
+            if fd < 0:
+                return f"{path!r} is missing"
+            size, end = os.fstat(fd).st_size, max(row.offset + row.size for row in rows)
+            if end > size:
+                return f"{path!r} is cut short: {size:,} bytes, its payloads end at {end:,}"
+            if any(row.record_id in os.pread(fd, _HEAD_BYTES, row.offset) for row in rows):
+                return ""
+        except OSError as exc:
+            raise StorageError(f"cannot read {path!r}: {exc.strerror}") from exc
+        return f"{path!r} holds other payloads than those of this shard"
 
     def _file(self, number: int) -> int:
         """An open file, or -1."""

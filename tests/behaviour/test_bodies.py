@@ -156,24 +156,20 @@ async def test_a_follow_up_has_one_too(tmp_path: Path) -> None:
         assert [lease.payload for lease in await queue.claim(limit=5)] == [payload] * 2
 
 
-def lose(path: Path, what: str) -> None:
-    """Cut the file, flip a bit of it, or remove it."""
-    if what == "gone":
-        path.unlink()
-        return
+def spoil(path: Path) -> None:
+    """Flip a bit of a payload."""
     data = bytearray(path.read_bytes())
     data[1000] ^= 1
-    path.write_bytes(data[:500] if what == "cut" else data)
+    path.write_bytes(data)
 
 
-@pytest.mark.parametrize("what", ["cut", "gone", "flip"])
 @on_loop
-async def test_a_lost_payload_is_told_and_blocks_nobody(tmp_path: Path, what: str) -> None:
+async def test_a_lost_payload_is_told_and_blocks_nobody(tmp_path: Path) -> None:
     async with opened(tmp_path) as engine:
         queue = engine.queue("q")
         receipt = await queue.enqueue(os.urandom(LARGE))
         await queue.enqueue(b"small")
-        lose(Path(engine._core.shards[0].bodies.files.path(1)), what)
+        spoil(Path(engine._core.shards[0].bodies.files.path(1)))
     async with opened(tmp_path) as engine:
         queue = engine.queue("q")
         (listed,) = [t for t in await queue.list("ready") if t.id == receipt.id]

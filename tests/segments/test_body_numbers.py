@@ -41,4 +41,4 @@ async def test_a_store_without_the_number_goes_on(tmp_path: Path) -> None:
             assert rig.body(task_id)[:3] == b"000"
             await rig.fill(1)
             assert rig.files()[-1] == number + 1
-            assert rig.shard.store.get(BODY_FILES) == encode_files(number + 2)
+            assert rig.shard.store.get(BODY_FILES) == encode_files(number + 2, number + 1)

@@ -11,8 +11,10 @@ import threading
 
 import pytest
 from support_live import copy_live
+from support_loop import on_loop
 from support_rows import FixedClock, Life, dump
 
+import lodeq
 from lodeq.engine.files import paths
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
@@ -371,7 +373,7 @@ class TestHalfCreated:
             commit_seq=0,
         ).close()
         store = opened()
-        assert [shard.incarnation for shard in store.shards] == [2, 1, 1]
+        assert [shard.incarnation for shard in store.shards] == [2, 2, 2]
         assert store.recoveries == []
 
     def test_between_the_open_rows_and_the_watermarks(self, root, opened, monkeypatch):
@@ -682,3 +684,73 @@ class TestMemory:
         store.close()
         with pytest.raises(UsageError):
             open_memory(shards=0, durability=None, rng=SeededRng(1))
+
+
+class TestOlderCopies:
+    """A folder that an operator got wrong: one shard of an earlier day, whole in itself."""
+
+    @pytest.fixture
+    def mixed(self, root, opened):
+        """Shard 1 and its watermark are those of two openings before."""
+        opened(shards=2).close()
+        shutil.copytree(paths.shard_path(root, 1), f"{root}.old")
+        shutil.copy(paths.watermark_path(root, 1), f"{root}.mark")
+        for _ in range(2):
+            store = opened()
+            live(store.shards[1], 2).enqueue()
+            store.close()
+        shutil.rmtree(paths.shard_path(root, 1))
+        os.rename(f"{root}.old", paths.shard_path(root, 1))
+        os.replace(f"{root}.mark", paths.watermark_path(root, 1))
+        return root
+
+    def test_a_shard_older_than_the_others_is_refused_with_both_numbers(self, mixed, opened):
+        with pytest.raises(RecoveryRefusedError, match=r"shard 1 .* incarnation 1, shard 0 as 3"):
+            opened()
+        with pytest.raises(RecoveryRefusedError, match="older copy"):  # it has changed nothing
+            opened()
+
+    def test_a_salvage_goes_on_and_reports_it(self, mixed, opened):
+        store = opened(recovery="salvage")
+        assert any("older copy" in text for text in store.recoveries)
+        assert [shard.incarnation for shard in store.shards] == [4, 4]
+        store.close()
+        assert opened().recoveries == []
+
+    def test_shards_of_an_earlier_release_may_differ(self, root, opened):
+        opened(shards=2).close()
+        edit(root, 0, [(ks.OPEN, small.encode_open(7))])
+        edit(root, 1, [(ks.OPEN, small.encode_open(1))])
+        store = opened()
+        assert [shard.incarnation for shard in store.shards] == [8, 8]
+
+    def test_a_crash_between_the_shards_is_no_older_copy(self, root, opened):
+        opened(shards=2).close()
+        edit(root, 0, [(ks.OPEN, small.encode_open(2, is_common=True))])
+        store = opened()
+        assert [shard.incarnation for shard in store.shards] == [3, 3]
+
+    def test_processes_that_share_a_store_open_their_shards_as_often_as_they_like(
+        self, root, opened
+    ):
+        whole = opened(shards=2)
+        for _ in range(2):
+            whole.lock.give_shards()
+            for shard in whole.shards:
+                shard.close()
+            part = opened(hosts=lambda shard: shard == 0)
+            assert part.recoveries == []
+            part.close()
+        whole.close()
+        assert [shard.incarnation for shard in opened().shards] == [4, 4]
+
+    @on_loop
+    async def test_the_shards_of_a_checkpoint_agree(self, root, tmp_path):
+        for n in range(2):
+            async with lodeq.open(root, shards=2) as engine:
+                await engine.queue("q").enqueue_many([lodeq.NewTask(b"x")] * 9)
+                await engine.checkpoint(tmp_path / f"copy{n}")
+        lodeq.restore(tmp_path / "copy0", tmp_path / "restored")
+        async with lodeq.open(tmp_path / "restored") as engine:
+            assert (await engine.stats()).recoveries == ()
+            assert len(await engine.queue("q").claim(limit=99)) == 9
