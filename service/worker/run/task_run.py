@@ -27,7 +27,6 @@ from .control import Bury, Cancel, Control, Retry, Snooze
 from .elsewhere import Elsewhere, NoSuchFunctionError
 from .functions import TIMEOUT_HEADER, TaskFunction, name_in
 from .log_fields import fields
-from .reasons import format_error
 from .run_end import LOST, RELEASED, Outcome, end_lease
 from .shown_traceback import shown_traceback
 from .threads import Threads
@@ -42,7 +41,6 @@ __all__ = [
     "CallNext",
     "Handlers",
     "Middleware",
-    "format_error",
     "is_cancelled_from_outside",
     "outcome_of",
     "run_lease",
