@@ -95,12 +95,27 @@ class Manifest:
     total: int = 0  # how many shards the store has, where some are not in here; else 0
 
 
-def begin_checkpoint(dest: str | os.PathLike[str]) -> str:
+def _check_outside(target: str, folder: str, what: str) -> None:
+    """Raise ``StorePathError`` if a new folder would be made within this one."""
+    inner, outer = os.path.realpath(target), os.path.realpath(folder)
+    if os.path.commonpath([inner, outer]) == outer:
+        raise StorePathError(f"{target} is inside {what} {folder}: choose a path outside it")
+
+
+def begin_checkpoint(
+    dest: str | os.PathLike[str], *, store: str | os.PathLike[str] | None = None
+) -> str:
     """Make the folder in which a checkpoint is put together; returns its path.
 
     Neither it nor ``dest`` may exist: nothing is ever overwritten.
+
+    Args:
+        dest: where the checkpoint is to be.
+        store: the folder of the store; ``dest`` must not be inside it.
     """
     target = normal_path(dest)
+    if store is not None:
+        _check_outside(target, normal_path(store), "the store")
     work = _partial(target)
     if os.path.lexists(target):
         raise StorePathError(f"{target} exists: a checkpoint never overwrites, choose another path")
@@ -305,6 +320,7 @@ def restore(checkpoint: str | os.PathLike[str], path: str | os.PathLike[str]) ->
         StorageError: the disk failed or is full; nothing is at ``path``.
     """
     source, root = normal_path(checkpoint), normal_path(path)
+    _check_outside(root, source, "the checkpoint")
     check_target(root)
     manifest = read_manifest(source)
     work = f"{root}.restoring"
@@ -397,7 +413,9 @@ def copy_verified(source: str, target: str, mark: FileMark) -> None:
                 break
             writer.write(chunk)
     if size != mark.size_bytes or digest.hexdigest() != mark.xxh3_128:
+        wrong = f"{size} bytes, {mark.size_bytes} expected"
+        if size == mark.size_bytes:
+            wrong = "its size is right, its checksum is not"
         raise CorruptionError(
-            f"{source} is not what the manifest says ({size} bytes, {mark.size_bytes} expected): "
-            "use another checkpoint"
+            f"{source} is not what the manifest says ({wrong}): use another checkpoint"
         )

@@ -273,7 +273,7 @@ class EngineRuntime:
             raise UsageError("this process has no shard, so there is nothing to checkpoint")
         for shard in core.hosted:
             await core.commit_barrier(shard, is_local=True)
-        work = begin_checkpoint(path)
+        work = begin_checkpoint(path, store=self.opened.path)
         try:
             marks = await self.copy_shards(work)
             write = partial(

@@ -439,7 +439,7 @@ async def result(
     shard = core.shard_of(task_id)
     raw = _result_row(core, shard, task_id)
     if raw is None:
-        exists = _has_not_ended(core, shard, task_id)
+        exists = was_there = _has_not_ended(core, shard, task_id)
         if exists and wait_s > 0:
             if shard.co.failure is not None:
                 raise shard.co.refusal()  # it cannot end here any more
@@ -451,15 +451,25 @@ async def result(
         if raw is None:
             if exists:
                 return None
-            raise _no_result(core, shard, task_id)
+            raise _no_result(core, shard, task_id, was_there=was_there)
     else:
         await core.commit_barrier(shard)
     return result_of(core, task_id, decode_result(raw), payloads)
 
 
-def _no_result(core: EngineState, shard: Shard, task_id: TaskId) -> TaskNotFoundError:
-    """The error for an id without a result; it says how the task ended, where that is known."""
+def _no_result(
+    core: EngineState, shard: Shard, task_id: TaskId, *, was_there: bool
+) -> TaskNotFoundError:
+    """The error for an id without a result; it says how the task ended, where that is known.
+
+    ``was_there``: the task had not ended when the caller began to wait.
+    """
     task = find_task(core, shard, task_id, "none")
+    if was_there and (task is None or task.finished_at is None):
+        return TaskNotFoundError(
+            f"task {task_id} ended while this call waited, and its result is not kept (retention=)",
+            task_id=task_id,
+        )
     if task is None or task.finished_at is None:
         return TaskNotFoundError(
             f"no task and no result {task_id}: it never existed, or was forgotten after its "

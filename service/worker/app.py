@@ -33,7 +33,8 @@ from .run.batches import Batches, one_of
 from .run.functions import TaskFunction, check_needs_nothing
 from .run.limits import Gate, RunSlots
 from .run.provided import NOTHING, value_from
-from .run.task_run import Handlers, Middleware, format_error
+from .run.reasons import format_error
+from .run.task_run import Handlers, Middleware
 from .signals import signals, until_signalled
 from .worker import Worker
 

@@ -70,6 +70,7 @@ class Context:
         self.permit: ThreadPermit | None = None  # for a plain function
         self.slots: RunSlots | None = None  # that the run waits for before it starts
         self.held_slots: list[anyio.Semaphore] = []
+        self.is_over = False  # the function has ended, or is not waited for: nothing is added
         self.is_ending = False  # the end of the lease is being written
         self.is_cut_short = False  # do not wait for a store that is out of reach
         self.is_left = False  # the worker has released the lease, and said so: the run does not end
@@ -160,12 +161,17 @@ class Context:
                 Those of a function keep its whole policy.
 
         Raises:
-            UsageError: one is not such a task.
+            UsageError: one is not such a task, or the run is over.
             LimitError: more than 256 follow-ups in this run; none of these was added.
 
         Durability: that of the completion. Cancellation: nothing is enqueued for a run that does
         not complete.
         """
+        if self.is_over:
+            raise UsageError(
+                f"the run of task {self.task_id} is over, so nothing can be enqueued with its "
+                "completion: call enqueue(), or await what calls then()"
+            )
         for task in tasks:
             if not isinstance(task, NewTask):
                 raise UsageError(f"then() takes lodeq.NewTask, not {type(task).__name__}")

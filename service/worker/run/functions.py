@@ -16,7 +16,7 @@ from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from ....errors import LodeqError, UsageError
-from ....repository.model.arguments import check_retry, duration_s
+from ....repository.model.arguments import check_retry, duration_s, names_of
 from ....repository.model.flows.workflows import OnFailure
 from ....repository.model.values import AnyId, Backoff, Duration, NewTask, OnConflict
 from ..typed.signature import TypedSignature
@@ -268,6 +268,7 @@ class TaskFunction(Generic[P, R]):
             on_failure: what follows when one of ``after`` did not complete: ``run``, ``wait`` or
                 ``cancel``.
         """
+        names_of(self.queue, tenant)  # None names no tenant
         given = {
             "tenant": tenant,
             "delay": delay,

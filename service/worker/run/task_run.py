@@ -13,11 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -43,7 +41,6 @@ __all__ = [
     "CallNext",
     "Handlers",
     "Middleware",
-    "format_error",
     "is_cancelled_from_outside",
     "outcome_of",
     "run_lease",
@@ -53,23 +50,7 @@ __all__ = [
 CallNext = Callable[[], Awaitable[Any]]
 Middleware = Callable[[Context, CallNext], Awaitable[Any]]
 TIMEOUT_S_MIN: Final = 0.001
-FRAMES: Final = 3  # innermost frames of a traceback that a reason shows
-_OURS: Final = {
-    __file__,
-    str(Path(__file__).with_name("threads.py")),
-}  # frames that a reason leaves out
 log = logging.getLogger("lodeq.worker")
-
-
-def format_error(error: BaseException) -> str:
-    """Format an exception as the reason of a failure: its text and the innermost frames."""
-    text = "".join(traceback.format_exception_only(error)).strip()
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in _OURS]
-    where = [
-        f"  {PurePath(frame.filename).name}:{frame.lineno} in {frame.name}"
-        for frame in reversed(frames[-FRAMES:])
-    ]
-    return "\n".join([text, *where])
 
 
 class Handlers:
@@ -287,6 +268,7 @@ async def _attempt(
             if not context.why_cancelled:  # if set, this is most likely the cancellation, wrapped
                 return Outcome("failed", reason=_text(handlers, error), error=error)
         finally:
+            context.is_over = True
             if timer is not None:
                 timer.cancel()
             if context.permit is not None:

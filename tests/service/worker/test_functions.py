@@ -1,5 +1,6 @@
 """Task functions: what is stored of a call, and what comes out at the other end."""
 
+import asyncio
 import functools
 import math
 import threading
@@ -537,3 +538,116 @@ async def test_an_unknown_argument_is_named_before_a_missing_one(arguments, why)
     with pytest.raises(UsageError) as caught:
         ship.new(**arguments)
     assert str(caught.value) == f"ship(order: int) -> None: {why}"
+
+
+async def fails_on(row):
+    raise LookupError(f"row {row} is gone")
+
+
+async def in_a_group():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fails_on(7))
+        group.create_task(fails_on(8))
+
+
+async def with_a_cause():
+    try:
+        await fails_on(1)
+    except LookupError as error:
+        raise RuntimeError("the import failed") from error
+
+
+async def while_handling():
+    try:
+        await fails_on(1)
+    except LookupError:
+        raise RuntimeError("the import failed")  # noqa: B904 - that is the case
+
+
+async def without_a_cause():
+    try:
+        await fails_on(1)
+    except LookupError:
+        raise RuntimeError("the import failed") from None
+
+
+async def many():
+    raise ExceptionGroup("many", [ExceptionGroup("in it", [ValueError(n)]) for n in range(9)])
+
+
+def stops():
+    return next(iter([]))
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (in_a_group, ["(2 sub-exceptions)", "- LookupError: row 7 is gone (test_functions.py:"]),
+        (in_a_group, ["- LookupError: row 8 is gone", " in in_a_group"]),
+        (with_a_cause, ["RuntimeError: the import failed", "caused by LookupError: row 1 is gone"]),
+        (while_handling, ["while handling LookupError: row 1 is gone", " in fails_on"]),
+        (many, ["- ValueError: 0\n", "- ValueError: 4\n", "- 4 more"]),
+        (stops, ["StopIteration", "caused by StopIteration\n  test_functions.py:", " in stops"]),
+    ],
+)
+async def test_a_reason_names_what_a_group_holds_and_what_it_was_caused_by(app, function, told):
+    task = app.task("jobs", max_attempts=1)(function)
+    async with worker(app) as bench:
+        await task.enqueue()
+        await app.drain(errors="keep")
+        (dead,) = await bench.engine.queue("jobs").dead_letters()
+    for text in told:
+        assert text in dead.reason
+
+
+async def test_a_cause_that_was_left_out_stays_out(app):
+    task = app.task("jobs", max_attempts=1)(without_a_cause)
+    async with worker(app) as bench:
+        await task.enqueue()
+        await app.drain(errors="keep")
+        (dead,) = await bench.engine.queue("jobs").dead_letters()
+    assert "row 1" not in dead.reason
+
+
+async def test_nothing_is_added_to_a_run_that_is_over(app):
+    contexts = []
+
+    @app.task("jobs")
+    async def crunch() -> None:
+        contexts.append(current())
+        current().then(crunch.new())
+        current().follow_ups.clear()
+
+    async with worker(app):
+        await crunch.enqueue()
+        await app.drain()
+        with pytest.raises(UsageError, match="is over"):
+            contexts[0].then(crunch.new())
+
+
+async def test_none_is_no_tenant(app):
+    @app.task("jobs")
+    async def crunch() -> None: ...
+
+    async with worker(app):
+        with pytest.raises(UsageError, match="tenant=None"):
+            crunch.options(tenant=None)
+        with pytest.raises(UsageError, match="ALL_TENANTS"):
+            crunch.options(tenant=lodeq.ALL_TENANTS)
+
+
+@pytest.mark.parametrize("history", [0, 3600])
+async def test_who_waits_for_a_result_that_is_not_kept_hears_that_the_task_ended(app, history):
+    @app.task("jobs", retention=0)
+    async def crunch() -> None: ...
+
+    async with worker(app) as bench:
+        await bench.engine.configure("jobs", history=history)
+        receipt = await crunch.enqueue()
+        waiting = asyncio.ensure_future(bench.engine.result(receipt.id, wait=60))
+        await asyncio.sleep(0)
+        await app.drain()
+        with pytest.raises(
+            lodeq.TaskNotFoundError, match=r"ended.*\(retention=\)|\(retention=\).*ended"
+        ):
+            await waiting

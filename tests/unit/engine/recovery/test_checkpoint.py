@@ -124,6 +124,25 @@ class TestTaking:
                 work, store_id=store.store_id, shards=[ShardMark(n, 1, 1) for n in range(2)]
             )
 
+    def test_it_is_never_inside_what_it_copies(self, taken, tmp_path):
+        root = tmp_path / "store"
+        os.symlink(root, tmp_path / "link")
+        for inside in (root / "copy", root / "shard0" / "copy", tmp_path / "link" / "copy", root):
+            with pytest.raises(StorePathError, match="inside the store"):
+                begin_checkpoint(str(inside), store=str(root))
+        abandon_checkpoint(begin_checkpoint(str(tmp_path / "store-2"), store=str(root)))
+        with pytest.raises(StorePathError, match="inside the checkpoint"):
+            restore(taken, os.path.join(taken, "copy"))
+
+    def test_a_file_of_the_right_size_fails_by_its_checksum(self, taken, tmp_path):
+        name = max(read_manifest(taken).files, key=lambda mark: mark.size_bytes).name
+        with open(os.path.join(taken, name), "r+b") as file:
+            first = file.read(1)
+            file.seek(0)
+            file.write(bytes([first[0] ^ 1]))
+        with pytest.raises(CorruptionError, match="its checksum is not"):
+            restore(taken, tmp_path / "back")
+
     def test_a_failed_one_leaves_nothing(self, tmp_path):
         work = begin_checkpoint(str(tmp_path / "failed"))
         abandon_checkpoint(work)
