@@ -9,7 +9,11 @@ import sys
 from importlib.util import find_spec
 from types import FrameType
 
+<<<<<<< HEAD
 from .output import CheckedOutput, ClosedOutput
+=======
+from ..shared.child_signals import leave_from_now_on
+>>>>>>> h-signals
 
 __all__ = ["main"]
 
@@ -25,6 +29,7 @@ def main() -> int:
     received: list[int] = []
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda number, frame: _interrupt(received, number, frame))
+        leave_from_now_on(signal.SIGTERM)  # an app may start processes while it is imported
     try:
         return _main()
     except KeyboardInterrupt:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
+
+from ..shared.child_signals import leave_children_theirs
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -19,9 +21,15 @@ Signals = AsyncIterator[signal.Signals]
 log = logging.getLogger("lodeq.worker")
 
 
-def signals() -> AbstractContextManager[Signals]:
-    """Receive both signals from now on, in the main thread, so that an early one is not lost."""
-    return anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
+@contextmanager
+def signals() -> Iterator[Signals]:
+    """Receive both signals from now on, in the main thread, so that an early one is not lost.
+
+    Those that are sent to a forked child of this process alone are the child's.
+    """
+    numbers = signal.SIGTERM, signal.SIGINT
+    with leave_children_theirs(*numbers), anyio.open_signal_receiver(*numbers) as received:
+        yield received
 
 
 async def until_signalled(worker: Worker, received: Signals) -> None:
