@@ -9,11 +9,8 @@ import sys
 from importlib.util import find_spec
 from types import FrameType
 
-<<<<<<< HEAD
-from .output import CheckedOutput, ClosedOutput
-=======
 from ..shared.child_signals import leave_from_now_on
->>>>>>> h-signals
+from .output import CheckedOutput, ClosedOutput
 
 __all__ = ["main"]
 
