@@ -16,6 +16,7 @@ import lodeq
 from lodeq.engine.records.compression import Compressor
 from lodeq.engine.recovery.open_shard import open_memory
 from lodeq.engine.recovery.verify import verify
+from lodeq.engine.recovery.watermark import WatermarkState
 from lodeq.engine.runtime.ids import SeededRng
 from lodeq.engine.runtime.on_asyncio import AsyncioSpawner
 from lodeq.engine.store.port import Op, Rows, Store, StoreView
@@ -163,7 +164,7 @@ class Rig:
         for one in opened.shards:
             store = FaultStore(one.store)
             one.store = store
-            one.watermark = _Mark(self.marks[one.index])  # type: ignore[assignment]
+            one.watermark = _Mark(self.marks[one.index], one.index)  # type: ignore[assignment]
             self.stores.append(store)
         self.store = self.stores[0]
         self.timers = HeldTimers(asyncio.get_running_loop())
@@ -204,8 +205,9 @@ class Rig:
 class _Mark:
     """A watermark that remembers what it was told."""
 
-    def __init__(self, told: list[int]) -> None:
+    def __init__(self, told: list[int], shard: int) -> None:
         self.told = told
+        self.state = WatermarkState(shard, bytes(16), 1, 0, 0, 0)
 
     def write(self, incarnation: int, commit_seq: int) -> None:
         self.told.append(commit_seq)

@@ -13,6 +13,7 @@ from lodeq import NewTask
 from lodeq.engine.offline.audit import audit_shard
 from lodeq.engine.records import workflow as records
 from lodeq.engine.store.memory import MemoryStore
+from lodeq.errors import RecoveryRefusedError
 from lodeq.repository.api.engine import runtime_of
 from lodeq.repository.api.in_place_reshard import reshard
 from lodeq.repository.workflows import acts
@@ -487,7 +488,9 @@ async def test_shards_of_different_times_agree_at_last(tmp_path, older):
         if (shard == receiver) is (older == "the waiting task's"):
             for name in (f"shard{shard}", f"watermark{shard}"):
                 _replace(before / name, path / name)
-    async with on_disk(path) as engine:
+    with pytest.raises(RecoveryRefusedError, match="it is an older copy"):
+        await on_disk(path).__aenter__()
+    async with on_disk(path, recovery="salvage") as engine:
         await reaped(engine)
         await complete_all(engine)  # what the older shards have not seen end
         await _runs_once(engine, waits)

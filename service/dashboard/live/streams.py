@@ -55,9 +55,14 @@ class _Stream(StreamingResponse):
         self._name = name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = scope.get("state", {}).get("connection")
         try:
+            if connection is not None:
+                connection.is_polling = True  # a client that sends no more has gone
             await super().__call__(scope, receive, send)
         finally:
+            if connection is not None:
+                connection.is_polling = False
             self._streams.leave(self._name)
 
 

@@ -735,7 +735,7 @@ class TestOlderCopies:
     ):
         whole = opened(shards=2)
         for _ in range(2):
-            whole.lock.give_shards()
+            whole.lock.give_shards(root, 2)
             for shard in whole.shards:
                 shard.close()
             part = opened(hosts=lambda shard: shard == 0)

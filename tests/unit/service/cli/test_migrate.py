@@ -36,7 +36,9 @@ def test_it_leaves_the_older_format_and_a_second_one_has_no_work(store: Path, cl
 
 def test_what_cannot_be_read_is_told_and_kept(store: Path, cli: Cli) -> None:
     path = store / "s" / "bodies0" / "1.rdq"
-    path.write_bytes(path.read_bytes()[:-1])
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
     result = cli("migrate", store / "s", code=1)
     assert "2 payloads copied" in result.stdout
     assert "cannot be read; its file is kept" in result.stderr
