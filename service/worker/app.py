@@ -71,6 +71,8 @@ class App(StoreBinding):
         lease: seconds after which the tasks of a dead process go to another, for queues without
             a lease of their own.
         grace: seconds that runs have to end when the worker stops.
+        cleanup: seconds that a cancelled run has for its ``finally`` and ``__aexit__`` blocks,
+            which may wait meanwhile; 0 cancels each of their waits. On trio always so.
         codec: turns arguments and results into bytes; msgpack by default.
         format_error: makes the reason of a failure from an exception.
         faces: False stores no function, preview and labels with tasks.
@@ -92,6 +94,7 @@ class App(StoreBinding):
         threads: int = 40,
         lease: Duration = 30.0,
         grace: Duration = 20.0,
+        cleanup: Duration = 3.0,
         codec: Codec | None = None,
         format_error: Callable[[BaseException], str] = format_error,
         faces: bool = True,
@@ -107,6 +110,7 @@ class App(StoreBinding):
         self._threads = count(threads, "threads", 1_000)
         self._lease_s = length_s(lease)
         self._grace_s = duration_s(grace, "grace")
+        self._cleanup_s = duration_s(cleanup, "cleanup")
         self._codec = codec
         self._format_error = format_error
         self._has_faces = faces
@@ -508,6 +512,7 @@ class App(StoreBinding):
             self._format_error,
             redaction=self._redaction,
             owns_signals=self._owns_signals,
+            cleanup_s=self._cleanup_s,
         )
 
     @asynccontextmanager

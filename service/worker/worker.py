@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Worker"]
 
 LAST_BEAT_S: Final = 1.0
-ABANDON_S: Final = 5.0  # a cancelled run that has not ended by then is left behind
+CLAIM_S: Final = 5.0  # a claim that waits at the store has come back by then
+ABANDON_S: Final = 2.0  # a run that has not ended so long after its cleanup was cut is left behind
 log = logging.getLogger("lodeq.worker")
 
 
@@ -128,6 +129,7 @@ class Worker:
                     self._is_over = True
                     for context in self._runs.values():
                         context.cut_short()
+                        context.stop("cancelled")
                 self._group.cancel_scope.cancel()
         finally:
             self._keepalive.close()
@@ -168,13 +170,16 @@ class Worker:
             context.on_progress = self._progress.note
             if self._is_over:
                 context.cut_short()
+                context.stop("cancelled")
             self._runs[lease] = context
             self._group.start_soon(self._run, claimer, context)
 
     async def _run(self, claimer: Claimer, context: Context) -> None:
         is_outside = partial(self._is_cancelled_from_outside, context)
         try:
-            outcome = await run_lease(self._backend, self._handlers, context, is_outside)
+            outcome = await run_lease(
+                self._backend, self._handlers, context, is_outside, is_shielded=True
+            )
             self.outcomes[outcome.kind] += 1
             if log.isEnabledFor(logging.DEBUG):
                 self._log_end(context, outcome.kind)
@@ -246,12 +251,12 @@ class Worker:
         grace_until = clock.mono() + self._grace_s
         # First the claimers: a claim that still waits would take what is released here.
         for claimer in self._claimers:
-            await self._backend.wait(claimer.over, clock.mono() + ABANDON_S)
+            await self._backend.wait(claimer.over, clock.mono() + CLAIM_S)
         while self._runs and not self._hurry and clock.mono() < grace_until:
             await self._one_ends(grace_until)
         for context in list(self._runs.values()):
             context.stop("stopping")
-        until = clock.mono() + ABANDON_S
+        until = clock.mono() + self._handlers.cleanup_s + ABANDON_S
         while (self._runs or self._handlers.busy_threads) and clock.mono() < until:
             await self._one_ends(until)
         for lease, context in list(self._runs.items()):

@@ -101,6 +101,11 @@ class Batches:
                 batch.task.cancel()  # nobody waits for it any more
                 if self._open is batch:
                     self._open = None
+                try:
+                    await batch.over.wait()  # it cleans up
+                except BaseException:
+                    batch.task.cancel()  # for too long
+                    raise
             raise
         if batch.error is not None:
             raise batch.error

@@ -62,7 +62,7 @@ class Context:
         self.note = ""
         self.timeout_s: float | None = None
         self.on_progress: Callable[[Context], object] | None = None  # stores it
-        self.why_cancelled = ""  # timeout, stopping or lost
+        self.why_cancelled = ""  # timeout, stopping, lost, or cancelled with the worker's host
         self._cancel: Callable[[], object] | None = None
         self._is_only_asked = False  # to stop: a thread that may still return by itself
         self._has_seen = False
@@ -260,14 +260,18 @@ class Context:
         return self._has_seen
 
     def stop(self, why: str) -> None:
-        """Ask the run to stop, because of ``timeout``, ``stopping`` or ``lost``; the first counts.
+        """Ask the run to stop, because of ``why``; the first cause counts.
+
+        It is cancelled once, and has time to clean up; if its lease is lost meanwhile, no more.
 
         A thread cannot be stopped. When the worker stops, a thread is only asked, and the value
         it returns counts. When it is out of time or has lost its lease, the run ends without it.
         """
-        if self.why_cancelled and not self._is_only_asked:
-            return
         if self.why_cancelled == why:
+            return
+        if self.why_cancelled and not self._is_only_asked:
+            if why == "lost" and self._cancel is not None:
+                self._cancel()
             return
         self.why_cancelled = why
         self._is_only_asked = self.in_thread and why == "stopping"

@@ -22,6 +22,7 @@ import anyio
 
 from ....errors import UsageError
 from .batches import Batches
+from .cleanup import RunScope
 from .context import Context, running_in
 from .control import Bury, Cancel, Control, Retry, Snooze
 from .elsewhere import Elsewhere, NoSuchFunctionError
@@ -62,6 +63,7 @@ class Handlers:
         threads: plain functions that run at once.
         format_error: makes the reason of a failure from an exception.
         owns_signals: the app receives SIGINT: no ``KeyboardInterrupt`` is Ctrl-C.
+        cleanup_s: seconds that a cancelled run has to undo what it must.
         redaction: of reasons; None leaves them as they are.
     """
 
@@ -74,8 +76,10 @@ class Handlers:
         *,
         redaction: Redaction | None = None,
         owns_signals: bool = False,
+        cleanup_s: float = 0.0,
     ) -> None:
         self.redaction = redaction
+        self.cleanup_s = cleanup_s
         self._functions = functions
         self._middleware = middleware
         self.threads = Threads(threads)
@@ -159,6 +163,8 @@ async def run_lease(
     handlers: Handlers,
     context: Context,
     is_outside: Callable[[], bool] = is_cancelled_from_outside,
+    *,
+    is_shielded: bool = False,
 ) -> Outcome:
     """Run the task, end its lease, and return the outcome.
 
@@ -169,11 +175,12 @@ async def run_lease(
         is_outside: called when the run is cancelled and has not asked for it: whether the
             cancellation comes from outside, so that the task is released. Otherwise the function
             cancelled itself, and the task fails.
+        is_shielded: scopes around the run do not cancel it, ``Context.stop`` does.
     """
     cancelled = None
     before = _cancellations()
     try:
-        outcome = await _attempt(backend, handlers, context, is_outside)
+        outcome = await _attempt(backend, handlers, context, is_outside, is_shielded)
     except anyio.get_cancelled_exc_class() as error:  # the host is stopping
         outcome, cancelled = RELEASED, error
     if cancelled is None and _cancellations() > before and not is_outside():
@@ -217,7 +224,11 @@ async def _forget_cancellations(before: int) -> None:
 
 
 async def _attempt(
-    backend: WorkerBackend, handlers: Handlers, context: Context, is_outside: Callable[[], bool]
+    backend: WorkerBackend,
+    handlers: Handlers,
+    context: Context,
+    is_outside: Callable[[], bool],
+    is_shielded: bool,
 ) -> Outcome:
     try:
         function, is_named = handlers.find(context.lease)
@@ -232,8 +243,35 @@ async def _attempt(
     def later(delay_s: float, call: Callable[[], None]) -> TimerHandle:
         return clock.call_at(backend.spawner, clock.mono() + delay_s, call)
 
-    with anyio.CancelScope() as scope:
-        context.set_cancel(scope.cancel)
+    def cut() -> None:
+        log.warning(
+            "task %s (%r): its cleanup takes longer than %g s and is cut off",
+            context.task_id,
+            context.name,
+            handlers.cleanup_s,
+            extra=fields("cleanup_cut_off", context),
+        )
+
+    def stop() -> None:
+        if not scope.is_cancelled:
+            log.info(
+                "task %s (%r) is cancelled (%s): it has %g s to clean up",
+                context.task_id,
+                context.name,
+                context.why_cancelled,
+                handlers.cleanup_s,
+                extra=fields("run_cancelled", context),
+            )
+        scope.cancel()
+
+    with RunScope(
+        later,
+        backend.spawner.call_soon,
+        cleanup_s=handlers.cleanup_s,
+        on_cut=cut,
+        is_shielded=is_shielded,
+    ) as scope:
+        context.set_cancel(stop)
         try:
             if context.slots is not None and function.batches is None:
                 key, held = (function.queue, function.name), context.held_slots

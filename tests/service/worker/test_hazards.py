@@ -186,6 +186,6 @@ async def test_a_cancelled_host_is_no_error_of_the_worker(clock, caplog):
                 await settle()
                 scope.cancel()
                 await anyio.sleep_forever()
-        assert (worker.error, worker.outcomes) == (None, {})
+        assert (worker.error, worker.outcomes) == (None, {"released": 1})
         assert (await engine.stats()).ready == 1
     assert not [r for r in caplog.records if r.levelname == "CRITICAL"]
