@@ -1,7 +1,8 @@
 """Two tiers of the suite, and a floor under what ran.
 
 ``--tier=commit`` is what `make test` runs: all that is quick, and of each proof marked ``sample`` a
-small one, from the seed ``LODEQ_SEED`` on. ``--tier=rest`` runs what that leaves, and the same
+small one, from the seed ``LODEQ_SEED`` on; its folders are in memory where there is room, because
+thousands of stores wait for a disk longer than for anything else. ``--tier=rest`` runs what that leaves, and the same
 proofs in full. Without a tier everything runs in full. ``--at-least=N`` fails a run in
 which fewer tests passed. In the end it says which tests made their process larger than ever.
 """
@@ -10,6 +11,7 @@ import gc
 import os
 import random
 import resource
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +31,8 @@ SMALL = {
     "LODEQ_SIM_SEEDS": "100",
 }
 
+MEMORY = "/dev/shm"
+MEMORY_BYTES = 4 << 30  # left there, before folders are made in it
 PEAK = pytest.StashKey[int]()
 GROWTH_MIB = 128  # of one test, that is worth a line
 
@@ -44,10 +48,21 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--tier") == "commit":
         for name, size in SMALL.items():
             os.environ.setdefault(name, size)  # before the modules that read it
+        if has_room_in_memory():
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
     gc.disable()  # until all is collected: it would look through what stays, again and again
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Floor(config.getoption("--at-least")))
         config.pluginmanager.register(Growth())
+
+
+def has_room_in_memory() -> bool:
+    """Whether the folders of the quick tests can be in memory."""
+    try:
+        free = shutil.disk_usage(MEMORY).free
+    except OSError:
+        return False
+    return min(free, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE")) >= MEMORY_BYTES
 
 
 def pytest_collection_finish() -> None:
