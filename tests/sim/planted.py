@@ -46,6 +46,21 @@ def bugs() -> list[Bug]:
     return found
 
 
+def patched(bug: Bug) -> dict[str, str]:
+    """The files that the bug changes, by name.
+
+    Raises:
+        LookupError: it does not fit any more.
+    """
+    texts: dict[str, str] = {}
+    for name, old, new in bug.edits:
+        text = texts[name] if name in texts else (ROOT / name).read_text()
+        if text.count(old) != 1:
+            raise LookupError(f"{bug.name!r} does not fit {name} any more: {old!r}")
+        texts[name] = text.replace(old, new)
+    return texts
+
+
 def plant(bug: Bug, where: Path) -> None:
     """A copy of the package with the bug in it, at ``where/lodeq``."""
     copy = where / "lodeq"
@@ -54,15 +69,13 @@ def plant(bug: Bug, where: Path) -> None:
         shutil.copy(file, copy)
     for package in PACKAGES:
         shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pyc*"))
-    for name, old, new in bug.edits:
-        file = copy / name
-        text = file.read_text()
-        if text.count(old) != 1:
-            raise LookupError(f"{bug.name!r} does not fit {name} any more: {old!r}")
-        file.write_text(text.replace(old, new))
+    for name, text in patched(bug).items():
+        (copy / name).write_text(text)
 
 
-def hunt(bug: Bug, where: Path, *, seeds: int = SEEDS_MAX) -> tuple[int | None, str]:
+def hunt(
+    bug: Bug, where: Path, *, first: int = 0, seeds: int = SEEDS_MAX
+) -> tuple[int | None, str]:
     """The first seed that finds the bug, and what it said; (None, …) if none does."""
     plant(bug, where)
     path = os.pathsep.join([str(where), str(ROOT / "tests")])
@@ -71,7 +84,7 @@ def hunt(bug: Bug, where: Path, *, seeds: int = SEEDS_MAX) -> tuple[int | None, 
         sys.executable,
         str(ROOT / "tests" / "sim" / "run.py"),
         "--first",
-        "0",
+        str(first),
         "--seeds",
         str(seeds),
         "--workers",

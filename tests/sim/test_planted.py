@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sim.planted import SEEDS_MAX, Bug, bugs, hunt, plant
+from sim.planted import SEEDS_MAX, Bug, bugs, hunt, patched, plant
 
 BUGS_MIN = 12
 
@@ -11,6 +11,11 @@ BUGS_MIN = 12
 def test_there_are_enough_of_them():
     names = [bug.name for bug in bugs()]
     assert len(set(names)) == len(names) >= BUGS_MIN
+
+
+def test_each_fits_the_product_as_it_is():
+    for bug in bugs():
+        assert patched(bug)
 
 
 @pytest.mark.slow
