@@ -2,9 +2,9 @@
 
 ``--tier=commit`` is what `make test` runs: all that is quick, and of each proof marked ``sample`` a
 small one, from the seed ``LODEQ_SEED`` on; its folders are in memory where there is room, because
-thousands of stores wait for a disk longer than for anything else. ``--tier=rest`` runs what that leaves, and the same
-proofs in full. Without a tier everything runs in full. ``--at-least=N`` fails a run in
-which fewer tests passed. In the end it says which tests made their process larger than ever.
+thousands of stores wait for a disk longer than for anything else. ``--tier=rest`` runs what that
+leaves, and the same proofs in full. Without a tier everything runs in full. ``--at-least=N`` fails
+a run in which fewer tests passed. In the end it says which made their process larger than ever.
 """
 
 import gc
