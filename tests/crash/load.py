@@ -12,7 +12,7 @@ import os
 import random
 from typing import Any
 
-from support_told import judge_told
+from support_lifecycle import judge_told
 
 import lodeq
 from lodeq.repository.background import body_gc, event_publisher

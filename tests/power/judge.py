@@ -8,7 +8,7 @@ import traceback
 
 from power.knowledge import Knowledge, LostError
 from power.work import FLOWS, LANES, ROLL, look, payload_of
-from support_told import judge_told
+from support_lifecycle import judge_told
 
 import lodeq
 from lodeq import RecoveryRefusedError

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from support_told import LIVES
+from support_lifecycle import LIVES
 
 from lodeq.coalescer import event_buffer
 from lodeq.coalescer.event_buffer import EventBuffer

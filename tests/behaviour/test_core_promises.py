@@ -1,4 +1,4 @@
-"""One test per defect of the original, named after what must hold instead."""
+"""What a queue must hold whatever happens: attempts, expiry, dedup, memory, close."""
 
 import asyncio
 import gc

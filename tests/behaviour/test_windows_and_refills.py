@@ -1,4 +1,4 @@
-"""The traps the design set for itself: one test each."""
+"""Windows of dedup keys, refills of the line in memory, and room under back-pressure."""
 
 import asyncio
 
