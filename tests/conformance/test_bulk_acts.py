@@ -50,32 +50,33 @@ async def kill_all(engine, name):
             await lease.bury(f"no such user {lease.payload.decode()}")
 
 
-@pytest.mark.parametrize(
-    ("meant", "n"),
-    [
-        ({}, 16),
-        ({"queue": "mail"}, 8),
-        ({"tenant": ""}, 8),
-        ({"tenant": "acme", "queue": "sms"}, 4),
-        ({"function": "f1"}, 8),
-        ({"labels": {"customer": "c3"}}, 4),
-        ({"state": "ready"}, 16),
-        ({"state": ["delayed", "dead"]}, 0),
-        ({"older_than": 60}, 0),
-        ({"newer_than": 60}, 16),
-        ({"reason": "user"}, 0),
-        ({"text": "N=3"}, 2),
-        ({"text": "customer=c3"}, 4),
-        ({"text": "F1"}, 8),
-        ({"text": "acme"}, 0),
-    ],
-)
-async def test_what_a_filter_means(engine, meant, n):
+MEANT = [
+    ({}, 16),
+    ({"queue": "mail"}, 8),
+    ({"tenant": ""}, 8),
+    ({"tenant": "acme", "queue": "sms"}, 4),
+    ({"function": "f1"}, 8),
+    ({"labels": {"customer": "c3"}}, 4),
+    ({"state": "ready"}, 16),
+    ({"state": ["delayed", "dead"]}, 0),
+    ({"older_than": 60}, 0),
+    ({"newer_than": 60}, 16),
+    ({"reason": "user"}, 0),
+    ({"text": "N=3"}, 2),
+    ({"text": "customer=c3"}, 4),
+    ({"text": "F1"}, 8),
+    ({"text": "acme"}, 0),
+]
+
+
+async def test_what_a_filter_means(engine, subtests):
     await fill(engine)
-    for limit in (3, 1000):
-        found = await everything(engine, TaskFilter(**meant), limit)
-        assert len(found) == len({task.id for task in found}) == n
-    assert await engine.count(TaskFilter(**meant)) == lodeq.FoundCount(n, is_exact=True)
+    for meant, n in MEANT:
+        with subtests.test(str(meant)):
+            for limit in (3, 1000):
+                found = await everything(engine, TaskFilter(**meant), limit)
+                assert len(found) == len({task.id for task in found}) == n
+            assert await engine.count(TaskFilter(**meant)) == lodeq.FoundCount(n, is_exact=True)
 
 
 async def test_a_search_for_text_says_that_previews_were_cut(engine):
@@ -283,26 +284,27 @@ async def test_a_redrive_with_the_policy_of_today(engine):
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "meant", "options", "text"),
-    [
-        ("burn", {}, {}, "not one of redrive"),
-        ("delete", {"state": "leased"}, {}, "not leased; cancel it first"),
-        ("redrive", {"state": "ready"}, {}, "applies to tasks that are dead, not ready"),
-        ("reprioritise", {}, {}, "needs it"),
-        ("cancel", {}, {"priority": 3}, "priority= is for reprioritise"),
-        ("cancel", {}, {"policy": "current"}, "policy= is for redrive"),
-        ("redrive", {}, {"policy": "newest"}, "policy 'newest' is not one of stored, current"),
-        ("reprioritise", {}, {"priority": 10}, "priority"),
-        ("cancel", {}, {"limit": 0}, "limit 0 is not between"),
-        ("cancel", {}, {"cursor": "x"}, "take it from the page before"),
-    ],
-)
-async def test_what_is_refused(engine, name, meant, options, text):
+REFUSED = [
+    ("burn", {}, {}, "not one of redrive"),
+    ("delete", {"state": "leased"}, {}, "not leased; cancel it first"),
+    ("redrive", {"state": "ready"}, {}, "applies to tasks that are dead, not ready"),
+    ("reprioritise", {}, {}, "needs it"),
+    ("cancel", {}, {"priority": 3}, "priority= is for reprioritise"),
+    ("cancel", {}, {"policy": "current"}, "policy= is for redrive"),
+    ("redrive", {}, {"policy": "newest"}, "policy 'newest' is not one of stored, current"),
+    ("reprioritise", {}, {"priority": 10}, "priority"),
+    ("cancel", {}, {"limit": 0}, "limit 0 is not between"),
+    ("cancel", {}, {"cursor": "x"}, "take it from the page before"),
+]
+
+
+async def test_what_is_refused(engine, subtests):
     await fill(engine, 2)
-    with pytest.raises(lodeq.UsageError, match=text):
-        await engine.act(name, TaskFilter(**meant), **options)
-    assert (await engine.count(TaskFilter(state="ready"))).count == 4
+    for name, meant, options, text in REFUSED:
+        with subtests.test(text):
+            with pytest.raises(lodeq.UsageError, match=text):
+                await engine.act(name, TaskFilter(**meant), **options)
+            assert (await engine.count(TaskFilter(state="ready"))).count == 4
 
 
 @pytest.mark.parametrize(

@@ -190,12 +190,13 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("call", "says"), WRONG)
-async def test_a_call_that_cannot_be_is_refused_with_what_exists(engine, call, says):
+async def test_a_call_that_cannot_be_is_refused_with_what_exists(engine, subtests):
     await engine.publish_functions([SEND, TICK])
-    with pytest.raises(lodeq.UsageError, match=says):
-        await engine.enqueue_function(*call)
-    assert (await engine.stats()).enqueued_total == 0
+    for call, says in WRONG:
+        with subtests.test(says):
+            with pytest.raises(lodeq.UsageError, match=says):
+                await engine.enqueue_function(*call)
+            assert (await engine.stats()).enqueued_total == 0
 
 
 async def test_nothing_published_says_so(engine):
@@ -236,11 +237,12 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
-async def test_a_wrong_one_is_refused_and_nothing_is_written(engine, bad):
-    with pytest.raises(lodeq.UsageError):
-        await engine.publish_functions([TICK, bad])
-    assert await engine.functions() == []
+async def test_a_wrong_one_is_refused_and_nothing_is_written(engine, subtests):
+    for bad in BAD:
+        with subtests.test(repr(bad)):
+            with pytest.raises(lodeq.UsageError):
+                await engine.publish_functions([TICK, bad])
+            assert await engine.functions() == []
 
 
 async def test_what_is_too_large_is_stored_with_less(engine):

@@ -54,28 +54,28 @@ async def test_two_settings_for_one_queue_are_refused_with_both_names(engine):
     assert own.rate == "20/s"
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {},
-        {"rate": "fast"},
-        {"rate": "0/s"},
-        {"rate": 10},
-        {"concurrency": 0},
-        {"concurrency": True},
-        {"concurrency": 1_000_001},
-        {"history": -1},
-        {"history_rows": 1.5},
-        {"faces": 1},
-        {"rate": "1/s", "by": ""},
-        {"rate": "1/s", "by": "x" * 513},
-    ],
-    ids=str,
-)
-async def test_a_wrong_setting_is_refused_and_nothing_is_set(engine, wrong):
-    with pytest.raises(lodeq.UsageError):
-        await engine.configure("mail", **wrong)
-    assert await engine.settings("mail") == lodeq.QueueSettings("mail")
+WRONG = [
+    {},
+    {"rate": "fast"},
+    {"rate": "0/s"},
+    {"rate": 10},
+    {"concurrency": 0},
+    {"concurrency": True},
+    {"concurrency": 1_000_001},
+    {"history": -1},
+    {"history_rows": 1.5},
+    {"faces": 1},
+    {"rate": "1/s", "by": ""},
+    {"rate": "1/s", "by": "x" * 513},
+]
+
+
+async def test_a_wrong_setting_is_refused_and_nothing_is_set(engine, subtests):
+    for wrong in WRONG:
+        with subtests.test(str(wrong)):
+            with pytest.raises(lodeq.UsageError):
+                await engine.configure("mail", **wrong)
+            assert await engine.settings("mail") == lodeq.QueueSettings("mail")
 
 
 async def test_a_wrong_name_of_a_queue_is_refused(engine):

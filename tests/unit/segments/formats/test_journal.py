@@ -100,41 +100,48 @@ def test_a_scan_tells_all() -> None:
     assert told(list(LOG.scan(BytesSource(WHOLE), BEGINS[2]))) == [b"last"]
 
 
-@pytest.mark.parametrize("cut", range(len(WHOLE) + 1))
-def test_cut_anywhere_it_keeps_what_is_whole(cut: int) -> None:
-    whole = [p for at, f, p in zip(BEGINS, FRAMES, PAYLOADS, strict=True) if at + len(f) <= cut]
-    want = [p for batch in whole for p in batch]
-    for rest in (b"", bytes(len(WHOLE) - cut)):
-        items = salvage(WHOLE[:cut] + rest)
-        assert told(items) == want
-        if not 0 < len(rest) < codec.CHECK_BYTES:  # so few zeros may be flipped bits as well
-            assert not any(isinstance(i, Damage) for i in items)
-    assert told(salvage(WHOLE[:cut] + b"\xa5" * (len(WHOLE) - cut))) == want
+def test_cut_anywhere_it_keeps_what_is_whole(subtests: pytest.Subtests) -> None:
+    for cut in range(len(WHOLE) + 1):
+        with subtests.test(cut=cut):
+            whole = [
+                p for at, f, p in zip(BEGINS, FRAMES, PAYLOADS, strict=True) if at + len(f) <= cut
+            ]
+            want = [p for batch in whole for p in batch]
+            for rest in (b"", bytes(len(WHOLE) - cut)):
+                items = salvage(WHOLE[:cut] + rest)
+                assert told(items) == want
+                if (
+                    not 0 < len(rest) < codec.CHECK_BYTES
+                ):  # so few zeros may be flipped bits as well
+                    assert not any(isinstance(i, Damage) for i in items)
+            assert told(salvage(WHOLE[:cut] + b"\xa5" * (len(WHOLE) - cut))) == want
 
 
-@pytest.mark.parametrize("at", range(64, len(WHOLE)))
-def test_a_flipped_bit_costs_its_frame_and_no_other(at: int) -> None:
-    data = bytearray(WHOLE)
-    data[at] ^= 1 << at % 8
-    bad = max(i for i, begin in enumerate(BEGINS) if begin <= at)
-    items = salvage(bytes(data))
-    assert told(items) == [p for i, batch in enumerate(PAYLOADS) if i != bad for p in batch]
-    lost = [i for i in items if isinstance(i, Damage | Torn)]
-    assert [(i.offset, i.size) for i in lost] == [(BEGINS[bad], len(FRAMES[bad]))]
-    assert LOG.verify(BytesSource(bytes(data)))
-    with pytest.raises(SegmentCorruptError) as told_at:
-        list(LOG.scan(BytesSource(bytes(data))))
-    assert told_at.value.offset == BEGINS[bad]
+def test_a_flipped_bit_costs_its_frame_and_no_other(subtests: pytest.Subtests) -> None:
+    for at in range(64, len(WHOLE)):
+        with subtests.test(at=at):
+            data = bytearray(WHOLE)
+            data[at] ^= 1 << at % 8
+            bad = max(i for i, begin in enumerate(BEGINS) if begin <= at)
+            items = salvage(bytes(data))
+            assert told(items) == [p for i, batch in enumerate(PAYLOADS) if i != bad for p in batch]
+            lost = [i for i in items if isinstance(i, Damage | Torn)]
+            assert [(i.offset, i.size) for i in lost] == [(BEGINS[bad], len(FRAMES[bad]))]
+            assert LOG.verify(BytesSource(bytes(data)))
+            with pytest.raises(SegmentCorruptError) as told_at:
+                list(LOG.scan(BytesSource(bytes(data))))
+            assert told_at.value.offset == BEGINS[bad]
 
 
-@pytest.mark.parametrize("at", range(64))
-def test_a_damaged_header_costs_nothing(at: int) -> None:
-    data = bytearray(WHOLE)
-    data[at] ^= 0x10
-    assert len(told(salvage(bytes(data)))) == 4
-    assert [d.offset for d in LOG.verify(BytesSource(bytes(data)))] == [0]
-    with pytest.raises(SegmentCorruptError):
-        list(LOG.scan(BytesSource(bytes(data))))
+def test_a_damaged_header_costs_nothing(subtests: pytest.Subtests) -> None:
+    for at in range(64):
+        with subtests.test(at=at):
+            data = bytearray(WHOLE)
+            data[at] ^= 0x10
+            assert len(told(salvage(bytes(data)))) == 4
+            assert [d.offset for d in LOG.verify(BytesSource(bytes(data)))] == [0]
+            with pytest.raises(SegmentCorruptError):
+                list(LOG.scan(BytesSource(bytes(data))))
 
 
 def test_verify_tells_of_records_that_are_missing() -> None:
