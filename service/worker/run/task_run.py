@@ -185,7 +185,8 @@ async def run_lease(
         outcome = await _attempt(backend, handlers, context, is_outside, is_shielded)
     except anyio.get_cancelled_exc_class() as error:  # the host is stopping
         outcome, cancelled = RELEASED, error
-    if outcome is RELEASED and context.has_cancelled_worker and not context.why_cancelled:
+    is_culprit = context.has_cancelled_worker and context.why_cancelled in ("", "cancelled")
+    if outcome is RELEASED and is_culprit:
         outcome = CANCELLED_WORKER
     if cancelled is None and _cancellations() > before and not is_outside():
         await _forget_cancellations(before)
