@@ -81,9 +81,7 @@ class Worker:
         self._host: asyncio.Task[Any] | None = None  # on asyncio: the loop task of ``run``
         self._ended = anyio.Event()  # set when a run ends
         self.beats: Beats | None = None  # reports it to the store; set by the app
-        self.leave: Callable[[], Awaitable[object]] | None = (
-            None  # ends the process; set by the app
-        )
+        self.leave: Callable[[], Awaitable[object]] | None = None  # end the process; also the app's
         self._group: TaskGroup
 
     def __repr__(self) -> str:
@@ -326,6 +324,8 @@ class Worker:
 
     async def _end_leases(self) -> None:
         """End the leases that runs have not ended: some were cancelled before their first step."""
+        if not self._runs:
+            return
         with anyio.CancelScope(shield=True):
             for context in list(self._runs.values()):
                 context.cut_short()

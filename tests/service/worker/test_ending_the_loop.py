@@ -17,6 +17,7 @@ from support_http import socket_path
 from support_worker import processes
 
 import lodeq
+from lodeq.service.worker.run import loop_guard
 from lodeq.service.worker.run.loop_guard import guarded_loop, lasting_loop
 from lodeq.worker import App, ChildExitError
 
@@ -307,6 +308,24 @@ async def test_what_was_there_comes_back_when_the_last_worker_ends():
         with guarded_loop():
             loop.set_task_factory(None)  # by somebody else
         assert loop.get_task_factory() is None
+    finally:
+        loop.set_task_factory(None)
+
+
+@pytest.mark.anyio
+async def test_an_eager_factory_is_left_alone(monkeypatch):
+    """anyio knows it by its code, and has to start its tasks in another way."""
+    loop = asyncio.get_running_loop()
+
+    def eager(loop, coro, **options):
+        return asyncio.Task(coro, loop=loop, **options)
+
+    monkeypatch.setattr(loop_guard, "_EAGER", eager.__code__)
+    loop.set_task_factory(eager)
+    try:
+        with guarded_loop():
+            assert loop.get_task_factory() is eager
+        assert loop.get_task_factory() is eager
     finally:
         loop.set_task_factory(None)
 
