@@ -20,6 +20,7 @@ from .service.worker.drain import DrainReport
 from .service.worker.run.context import Context, Running, current
 from .service.worker.run.control import Bury, Cancel, Control, Retry, Snooze
 from .service.worker.run.functions import BoundTask, TaskFunction
+from .service.worker.run.loop_guard import ChildExitError
 from .service.worker.run.provided import FROM_SETUP
 from .service.worker.run.receipt import JobReceipt
 from .service.worker.run.task_run import CallNext, Middleware
@@ -32,6 +33,7 @@ __all__ = [
     "Bury",
     "CallNext",
     "Cancel",
+    "ChildExitError",
     "Context",
     "Control",
     "DrainReport",

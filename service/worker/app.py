@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import anyio
@@ -611,8 +612,8 @@ class App(StoreBinding):
         Args:
             queues, concurrency, grace: as ``work``.
             opened: called once, when the store is open and nothing is claimed yet.
-            leave: called when all is closed but a thread that cannot be stopped still runs; it
-                may end the process.
+            leave: called when all is closed but a thread that cannot be stopped still runs, or when
+                a run has cancelled the worker and does not end; it may end the process.
 
         Raises:
             LodeqError: the worker stopped by itself; this is its ``error``.
@@ -628,12 +629,17 @@ class App(StoreBinding):
             if opened is not None:
                 opened()
             async with self.work(queues=queues, concurrency=concurrency, grace=grace) as worker:
+                if leave is not None:
+                    worker.leave = partial(self._leave, leave)
                 await until_signalled(worker, received)
-                if worker.has_left_some and leave is not None:
-                    await self.engine.close()
-                    leave()
+                if worker.has_left_some and worker.leave is not None:
+                    await worker.leave()
         if worker.error is not None:
             raise worker.error
+
+    async def _leave(self, leave: Callable[[], object]) -> None:
+        await self.engine.close()
+        leave()
 
     @asynccontextmanager
     async def lifespan(self, host: object = None) -> AsyncIterator[None]:

@@ -12,6 +12,7 @@ import anyio
 from ...errors import LimitError
 from .run.context import Context
 from .run.control import Control
+from .run.loop_guard import guarded_loop
 from .run.task_run import Handlers, run_lease
 
 if TYPE_CHECKING:
@@ -102,12 +103,13 @@ async def drain(
                 raise LimitError(f"a task is still ready after {limit} runs: {lease!r}")
             batches = handlers.batches_of(lease.queue)
             if batches is None:
-                await run(lease)
+                with guarded_loop():
+                    await run(lease)
             else:
                 more = min(batches.size, limit - ended.total()) - 1
                 if more:
                     leases += await by_name[lease.queue].claim(limit=more, worker="drain")
-                with batches.exactly(len(leases)):
+                with guarded_loop(), batches.exactly(len(leases)):
                     async with anyio.create_task_group() as group:
                         for one in leases:
                             group.start_soon(run, one)

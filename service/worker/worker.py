@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +16,9 @@ from ...errors import InvariantError, LodeqError
 from .run.claimer import Claimer
 from .run.context import Context, Running
 from .run.log_fields import fields
+from .run.loop_guard import guarded_loop, watched
 from .run.progress_reports import ProgressReports
+from .run.run_end import CANCELLED_WORKER, RELEASED, end_lease
 from .run.task_run import Handlers, run_lease
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ class Worker:
         self._host: asyncio.Task[Any] | None = None  # on asyncio: the loop task of ``run``
         self._ended = anyio.Event()  # set when a run ends
         self.beats: Beats | None = None  # reports it to the store; set by the app
+        self.leave: Callable[[], Awaitable[object]] | None = None  # end the process; also the app's
         self._group: TaskGroup
 
     def __repr__(self) -> str:
@@ -105,6 +108,10 @@ class Worker:
 
     async def run(self, queues: Mapping[str, tuple[Queue, Gate]]) -> None:
         """Work on these queues until ``stop``. Cancelled, it releases the tasks that run."""
+        with guarded_loop():
+            await self._work(queues)
+
+    async def _work(self, queues: Mapping[str, tuple[Queue, Gate]]) -> None:
         if not self._stopping.is_set():  # ``stop`` may have been called before
             for queue, gate in queues.values():
                 self._claimers.append(Claimer(self._backend, queue, gate, self.name, self._start))
@@ -130,6 +137,7 @@ class Worker:
                         context.cut_short()
                 self._group.cancel_scope.cancel()
         finally:
+            await self._end_leases()
             self._keepalive.close()
             is_cancelled = anyio.current_effective_deadline() == -math.inf
             if not (self._stopping.is_set() or is_cancelled or self._is_host_cancelled()):
@@ -151,12 +159,37 @@ class Worker:
     async def _guarded(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Stop the worker, not its host, on an error that a retry does not help."""
         try:
-            await main()
+            with watched(self._cancelled_by):
+                await main()
         except LodeqError as error:
             if self.error is None:
                 self.error = error
             log.critical("worker %r stops: %r", self.name, error, extra={"event": "worker_stops"})
             self.stop()
+
+    def _cancelled_by(self, context: Context) -> None:
+        """Note that a run cancels the worker itself: its task fails, the others are released."""
+        if self._stopping.is_set() or context.has_cancelled_worker:
+            return
+        context.has_cancelled_worker = True
+        log.critical(
+            "task %s (%r): it cancels the tasks of its worker, which ends",
+            context.task_id,
+            context.name,
+            extra=fields("run_ends_loop", context),
+        )
+        if self.leave is not None:
+            self._backend.spawner.spawn(self._leave_if_held, "lodeq-worker-end")
+
+    async def _leave_if_held(self) -> None:
+        """Leave, if that run waits for tasks that wait for it: nothing else would end either."""
+        await self._backend.wait(anyio.Event(), self._backend.clock.mono() + ABANDON_S)
+        if self.finished.is_set() or self.leave is None:
+            return
+        for context in self._runs.values():
+            context.is_left = True
+        await self._end_leases()
+        await self.leave()
 
     def _start(self, claimer: Claimer, leases: Sequence[Lease]) -> None:
         now = self._backend.clock.mono()
@@ -283,6 +316,16 @@ class Worker:
                 error,
                 extra=fields("outcome_not_stored", context),
             )
+
+    async def _end_leases(self) -> None:
+        """End the leases that runs have not ended: some were cancelled before their first step."""
+        if not self._runs:
+            return
+        with anyio.CancelScope(shield=True):
+            for context in list(self._runs.values()):
+                context.cut_short()
+                end = CANCELLED_WORKER if context.has_cancelled_worker else RELEASED
+                await end_lease(self._backend, context, end)
 
     async def _one_ends(self, until_mono: float) -> None:
         self._ended = anyio.Event()

@@ -101,7 +101,10 @@ def worker(
     async def main() -> None:
         await app.run(**options, opened=opened, leave=_leave)
 
-    anyio.run(main, backend=loop)
+    from ...worker.run.loop_guard import lasting_loop  # noqa: PLC0415 - only this command needs it
+
+    own = {"loop_factory": lasting_loop} if loop == "asyncio" else None
+    anyio.run(main, backend=loop, backend_options=own)
 
 
 def load_app(target: str) -> App:

@@ -119,7 +119,7 @@ class Batches:
             if items:
                 ends = await self._ends(list(items.values()), given)
                 batch.ends = dict(zip(items, ends, strict=True))
-        except (KeyboardInterrupt, anyio.get_cancelled_exc_class()):
+        except anyio.get_cancelled_exc_class():
             batch.error = UsageError("the batch was cancelled")
             raise
         except BaseException as error:  # noqa: BLE001 - each of its tasks ends with it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import Context as ContextVars
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from .limits import RunSlots
     from .threads import ThreadPermit
 
-__all__ = ["Context", "Running", "current", "running_in"]
+__all__ = ["Context", "Running", "current", "run_in", "run_of_caller", "running_in"]
 
 _current: ContextVar[Context] = ContextVar("lodeq_worker_context")
 
@@ -62,7 +63,10 @@ class Context:
         self.note = ""
         self.timeout_s: float | None = None
         self.on_progress: Callable[[Context], object] | None = None  # stores it
-        self.why_cancelled = ""  # timeout, stopping or lost
+        self.why_cancelled = ""  # timeout, stopping, lost or exited
+        self.exit_text = ""  # what a callback of it raised: it is "exited"
+        self.has_cancelled_worker = False  # called ``cancel()`` on the worker's own loop tasks
+        self.owns_signals = False  # the app receives SIGINT: no ``KeyboardInterrupt`` is Ctrl-C
         self._cancel: Callable[[], object] | None = None
         self._is_only_asked = False  # to stop: a thread that may still return by itself
         self._has_seen = False
@@ -260,7 +264,7 @@ class Context:
         return self._has_seen
 
     def stop(self, why: str) -> None:
-        """Ask the run to stop, because of ``timeout``, ``stopping`` or ``lost``; the first counts.
+        """Ask the run to stop: ``timeout``, ``stopping``, ``lost`` or ``exited``; the first counts.
 
         A thread cannot be stopped. When the worker stops, a thread is only asked, and the value
         it returns counts. When it is out of time or has lost its lease, the run ends without it.
@@ -320,3 +324,13 @@ def current() -> Context:
         return _current.get()
     except LookupError:
         raise UsageError("current() works only inside a task function") from None
+
+
+def run_of_caller() -> Context | None:
+    """Return the context of the run that calls this, or which left the callback that does."""
+    return _current.get(None)
+
+
+def run_in(variables: ContextVars) -> Context | None:
+    """Return the context of the run whose context variables these are."""
+    return variables.get(_current)

@@ -14,7 +14,7 @@ NAMED: Final = 5  # exceptions of a group that a reason names
 CAUSES: Final = 3
 _HERE: Final = Path(__file__)
 _OURS: Final = {  # frames that a reason leaves out
-    str(_HERE.with_name(name)) for name in ("reasons.py", "task_run.py", "threads.py")
+    str(_HERE.with_name(f"{name}.py")) for name in ("loop_guard", "reasons", "task_run", "threads")
 }
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .backend import WorkerBackend
     from .context import Context
 
-__all__ = ["LOST", "RELEASED", "Outcome", "end_lease"]
+__all__ = ["CANCELLED_WORKER", "LOST", "RELEASED", "Outcome", "end_lease"]
 
 TRIES: Final = 6  # at least so many while the store does not answer; more until it is cut short
 PAUSE_S: Final = 0.1  # after the first try; doubles …
@@ -39,6 +39,7 @@ class Outcome(NamedTuple):
 
 RELEASED: Final = Outcome("released")
 LOST: Final = Outcome("lost")
+CANCELLED_WORKER: Final = Outcome("failed", reason="it cancelled the tasks of its worker")
 
 
 async def end_lease(backend: WorkerBackend, context: Context, outcome: Outcome) -> Outcome:

@@ -27,7 +27,8 @@ from .control import Bury, Cancel, Control, Retry, Snooze
 from .elsewhere import Elsewhere, NoSuchFunctionError
 from .functions import TIMEOUT_HEADER, TaskFunction, name_in
 from .log_fields import fields
-from .run_end import LOST, RELEASED, Outcome, end_lease
+from .loop_guard import ChildExitError
+from .run_end import CANCELLED_WORKER, LOST, RELEASED, Outcome, end_lease
 from .shown_traceback import shown_traceback
 from .threads import Threads
 
@@ -171,11 +172,14 @@ async def run_lease(
             cancelled itself, and the task fails.
     """
     cancelled = None
+    context.owns_signals = handlers.owns_signals
     before = _cancellations()
     try:
         outcome = await _attempt(backend, handlers, context, is_outside)
     except anyio.get_cancelled_exc_class() as error:  # the host is stopping
         outcome, cancelled = RELEASED, error
+    if outcome is RELEASED and context.has_cancelled_worker and not context.why_cancelled:
+        outcome = CANCELLED_WORKER
     if cancelled is None and _cancellations() > before and not is_outside():
         await _forget_cancellations(before)
     if handlers.redaction is not None:
@@ -317,4 +321,7 @@ def _stopped(context: Context, function: TaskFunction[Any, Any]) -> Outcome:
     if context.why_cancelled == "timeout":
         reason = f"timed out after {context.timeout_s:g} s"
         return Outcome("failed", reason=reason, error=TimeoutError(reason))
+    if context.why_cancelled == "exited":
+        reason = context.exit_text
+        return Outcome("failed", reason=reason, error=ChildExitError(reason))
     return LOST if context.why_cancelled == "lost" else RELEASED
