@@ -10,11 +10,13 @@ the process is killed meanwhile.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import JSONResponse
 
 import lodeq
 from lodeq.worker import App, Bury
@@ -42,6 +44,14 @@ async def tell(context: Any, call_next: Any) -> Any:
 web = FastAPI(lifespan=jobs.lifespan)
 
 
+@web.exception_handler(lodeq.BusyError)  # UnreachableError, where the store is served, is one
+@web.exception_handler(lodeq.CommitUnknownError)
+async def later(request: Request, error: lodeq.LodeqError) -> JSONResponse:
+    """Ask the caller to come again: an upload has its dedup key, so it is taken once."""
+    pause_s = math.ceil(getattr(error, "retry_after_ms", 1000) / 1000)
+    return JSONResponse({"detail": str(error)}, 503, {"Retry-After": str(pause_s)})
+
+
 @web.post("/texts", status_code=202)
 async def upload(name: str, request: Request) -> dict[str, Any]:
     """The same text under the same name is counted once a day."""
@@ -51,8 +61,6 @@ async def upload(name: str, request: Request) -> dict[str, Any]:
         receipt = await sending.enqueue(name, text)
     except lodeq.PayloadTooLargeError as error:
         raise HTTPException(413, str(error)) from error
-    except lodeq.BusyError as error:
-        raise HTTPException(503, str(error)) from error
     return {"task": str(receipt.id), "duplicate": receipt.duplicate}
 
 

@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
-from support_http import socket_path
+from support_http import serving, socket_path
+from support_loop import on_loop
 
 import lodeq.testing
 
@@ -95,6 +97,41 @@ def test_webservice(tmp_path):
             server.terminate()
             _, rest = server.communicate(timeout=60)
         assert "Traceback" not in log + rest
+
+
+@pytest.fixture
+def webservice(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.delitem(sys.modules, "webservice", raising=False)
+    import webservice
+
+    yield webservice
+    sys.modules.pop("webservice")
+
+
+@on_loop
+async def test_the_webservice_asks_to_come_again_while_its_server_is_down(webservice):
+    with socket_path() as path:
+        async with lodeq.testing.open() as engine, serving(engine, path=path) as url:
+            remote = await lodeq.connect(url)
+        web = httpx.AsyncClient(
+            transport=httpx.ASGITransport(webservice.web), base_url="http://web"
+        )
+        async with remote, webservice.jobs.use(remote), web:
+            answers = [
+                await web.post("/texts?name=a", content=b"to be"),
+                await web.get(f"/texts/{lodeq.TaskId(bytes(16))}"),
+                await web.get("/health"),
+            ]
+            assert [one.status_code for one in answers] == [503] * 3, answers
+            assert [one.headers["retry-after"] for one in answers] == ["1"] * 3
+
+            async def lost(*arguments, **options):
+                raise lodeq.CommitUnknownError("the answer was lost")
+
+            webservice.count_words.options = lambda **options: SimpleNamespace(enqueue=lost)
+            unknown = await web.post("/texts?name=a", content=b"to be")
+            assert (unknown.status_code, unknown.headers["retry-after"]) == (503, "1")
 
 
 class TestNightly:

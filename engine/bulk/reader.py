@@ -25,6 +25,7 @@ from typing import Final, NamedTuple, cast
 from rocksdict import AccessType, Rdict, ReadOptions
 
 from ...errors import ClosedError, CorruptionError, LodeqError, OpenError, StorePathError
+from ..files.disk_errors import path_error
 from ..files.paths import is_rocksdb, shard_path
 from ..records.keyspace import STAMP
 from ..records.rows import decode_stamp
@@ -280,7 +281,7 @@ def open_over(path: str, folder: str, memory: SharedMemory) -> Rdict:
         try:
             _lay_over(path, overlay)
         except OSError as exc:
-            raise StorePathError(f"{exc.filename or path}: {exc.strerror}") from exc
+            raise path_error(exc, f"{exc.filename or path}: {exc.strerror}", path) from exc
         try:
             return _open_over(overlay, memory)
         except LodeqError:  # damage that RocksDB would never come back from

@@ -19,7 +19,8 @@ import stat
 from contextlib import suppress
 from typing import Final
 
-from ...errors import StorePathError
+from ...errors import StorageError, StorePathError
+from .disk_errors import path_error
 from .durable_files import replace_file
 from .lockfile import LockFile
 from .paths import check_root, fsync_dir, fsync_file, lock_path
@@ -145,10 +146,11 @@ def finish_move(root: str) -> None:
         os.unlink(note)
         fsync_dir(parent)
     except OSError as exc:
-        raise StorePathError(
+        text = (
             f"{root} was being replaced when the process ended; finishing that failed: "
             f"{exc.strerror} ({exc.filename})"
-        ) from exc
+        )
+        raise path_error(exc, text, root) from exc
 
 
 def _note_path(root: str) -> str:
@@ -159,7 +161,7 @@ def _is_note(note: str, parent: str) -> bool:
     """Or somebody's file that has the name of one."""
     try:
         _read_note(note, parent)
-    except StorePathError:
+    except (StorageError, StorePathError):
         return False
     return True
 

@@ -12,13 +12,37 @@ its text for that one does not count as full.
 from __future__ import annotations
 
 import errno
+import os
 from typing import Final
 
-from ...errors import StorageError, StorageFullError
+from ...errors import StorageError, StorageFullError, StorePathError
 
-__all__ = ["disk_error", "error_class", "is_full", "is_full_text", "short_write"]
+__all__ = [
+    "disk_error",
+    "error_class",
+    "is_disk_text",
+    "is_full",
+    "is_full_text",
+    "path_error",
+    "short_write",
+]
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_FAILING_NAMES: Final = [
+    "EIO",
+    "ENXIO",
+    "ENODEV",
+    "ESTALE",
+    "EUCLEAN",
+    "EBADMSG",
+    "EREMOTEIO",
+    "ETIMEDOUT",
+    "ENOTCONN",
+]
+_FAILING: Final = tuple(  # a disk, or a file server, that fails; not all systems have all of them
+    getattr(errno, name) for name in _FAILING_NAMES if hasattr(errno, name)
+)
+_FAILING_TEXTS: Final = tuple(f": {os.strerror(code)}" for code in (errno.EDQUOT, *_FAILING))
 _ROCKSDB_FULL: Final = "No space left on device"
 
 
@@ -30,6 +54,11 @@ def is_full(exc: OSError) -> bool:
 def is_full_text(status: str) -> bool:
     """Whether RocksDB's text for a failed call says that the volume is full."""
     return _ROCKSDB_FULL in status
+
+
+def is_disk_text(status: str) -> bool:
+    """Whether RocksDB's text for a failed call says that the disk fails, or its quota is used."""
+    return status.startswith("IO error") and any(text in status for text in _FAILING_TEXTS)
 
 
 def error_class(exc: OSError) -> type[StorageError]:
@@ -44,6 +73,18 @@ def disk_error(exc: OSError, path: str) -> StorageError:
     """
     advice = "free some disk space" if is_full(exc) else "look at the disk"
     return error_class(exc)(f"{exc.filename or path}: {exc.strerror}; {advice}")
+
+
+def path_error(exc: OSError, text: str, path: str) -> StorePathError | StorageError:
+    """The error where a path cannot be used: the disk's where it fails or is full.
+
+    Args:
+        exc: what the system says.
+        text: what to say where the path is at fault.
+        path: named where the system names none.
+    """
+    is_of_disk = is_full(exc) or exc.errno in _FAILING
+    return disk_error(exc, path) if is_of_disk else StorePathError(text)
 
 
 def short_write(what: str) -> OSError:

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from ...errors import LockedError, StorageFullError, StorePathError
-from .disk_errors import is_full
+from ...errors import LockedError, StorageError, StorePathError
+from .disk_errors import is_full, path_error
 
 __all__ = ["LockFile", "boot_id", "is_held_by", "without_cure"]
 
@@ -125,10 +125,8 @@ def _open(path: str) -> int:
         raise _error(exc, f"{path} cannot be opened") from exc
 
 
-def _error(exc: OSError, what: str) -> StorePathError | StorageFullError:
-    if is_full(exc):
-        return StorageFullError(f"{what}: {exc.strerror}; free some disk space")
-    return StorePathError(f"{what}: {exc.strerror}")
+def _error(exc: OSError, what: str) -> StorePathError | StorageError:
+    return path_error(exc, f"{what}: {exc.strerror}", what.split()[0])
 
 
 def _held_by(fd: int, path: str) -> LockedError:

@@ -34,10 +34,11 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ...errors import StorePathError
+from .disk_errors import path_error
 
 __all__ = [
     "JOURNALS",
@@ -48,6 +49,7 @@ __all__ = [
     "ballast_path",
     "before_path",
     "bodies_path",
+    "check_new_names",
     "check_root",
     "clone_folder",
     "copy_path",
@@ -86,6 +88,8 @@ _NAME = re.compile(
 )
 # A file system's own folder at a mount point says nothing about who owns the rest; nor do notes.
 _IGNORED = frozenset({"lost+found", "served.json", "replica.json"})
+# Line breaks, what moves a terminal's cursor, and what turns the direction of a text.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _OURS = ("unix", "tcp", "http", "https", "lodeq")
 # One slash: a ``Path`` has dropped the other. With another scheme it may be a folder's name.
 _ADDRESS = re.compile(
@@ -327,7 +331,7 @@ def check_root(root: str) -> bool:
     except FileNotFoundError:
         return False
     except OSError as exc:
-        raise StorePathError(f"{root}: {exc.strerror}; choose another path") from exc
+        raise path_error(exc, f"{root}: {exc.strerror}; choose another path", root) from exc
     if stat.S_ISLNK(info.st_mode):
         raise StorePathError(f"{root} is a symbolic link: open the folder it points to")
     if not stat.S_ISDIR(info.st_mode):
@@ -364,7 +368,10 @@ def list_layout(root: str) -> Layout:
     }
     strange: list[str] = []
     entries = _entries(root)  # first: whatever is wrong with the root is reported as that
-    is_open = bool(os.lstat(root).st_mode & 0o011)
+    try:
+        is_open = bool(os.lstat(root).st_mode & 0o011)
+    except OSError as exc:
+        raise path_error(exc, f"{root} cannot be listed: {exc.strerror}", root) from exc
     for entry in entries:
         match = _NAME.fullmatch(entry.name)
         if match is None:
@@ -391,7 +398,7 @@ def _entries(root: str) -> list[os.DirEntry[str]]:
         with os.scandir(root) as entries:
             return list(entries)
     except OSError as exc:
-        raise StorePathError(f"{root} cannot be listed: {exc.strerror}") from exc
+        raise path_error(exc, f"{root} cannot be listed: {exc.strerror}", root) from exc
 
 
 def _check_entry(entry: os.DirEntry[str], *, folder: bool, is_open: bool) -> None:
@@ -409,7 +416,8 @@ def _check_entry(entry: os.DirEntry[str], *, folder: bool, is_open: bool) -> Non
     except FileNotFoundError:
         return  # whoever has the store open has moved or removed it; the lock will show it
     except OSError as exc:
-        raise StorePathError(f"{entry.path} cannot be looked at: {exc.strerror}") from exc
+        text = f"{entry.path} cannot be looked at: {exc.strerror}"
+        raise path_error(exc, text, entry.path) from exc
     _check_owner(entry.path, info, is_open=is_open)
     if names:
         raise StorePathError(f"{names[0]} is neither a plain file nor a folder: remove it")
@@ -439,11 +447,18 @@ def _check_owner(path: str, info: os.stat_result, *, is_open: bool) -> None:
         raise StorePathError(f"{path} can be written by others: chmod 700 the folder of the store")
 
 
+def check_new_names(path: str, made: Iterable[str]) -> None:
+    """Raise ``StorePathError`` where a name that is made for ``path`` would break a line."""
+    if any(_CONTROL.search(os.path.basename(one)) for one in made):
+        raise StorePathError(f"{path!a}: a line break or control character is in the name")
+
+
 def make_root(root: str) -> None:
     """Create the folder, 0700, and what leads to it; durable on return."""
     missing = [root]
     while not os.path.isdir(parent := os.path.dirname(missing[-1])):
         missing.append(parent)
+    check_new_names(root, missing)
     try:
         for path in reversed(missing):
             try:
@@ -452,4 +467,5 @@ def make_root(root: str) -> None:
                 continue  # another opener was quicker; the lock decides between the two
             fsync_dir(os.path.dirname(path))
     except OSError as exc:
-        raise StorePathError(f"{root} cannot be created: {exc.strerror} ({exc.filename})") from exc
+        text = f"{root} cannot be created: {exc.strerror} ({exc.filename})"
+        raise path_error(exc, text, root) from exc

@@ -25,6 +25,7 @@ from ...errors import (
     StorePathError,
 )
 from ..bulk.reader import open_over
+from ..files.disk_errors import path_error
 from ..files.lockfile import LockFile
 from ..files.paths import is_rocksdb, normal_path, shard_path
 from ..records.keyspace import OPEN, STAMP
@@ -89,7 +90,7 @@ def look_at(path: str | os.PathLike[str]) -> LookedAt:
         shutil.rmtree(work, ignore_errors=True)
         mark.release()
         if isinstance(exc, OSError):
-            raise StorePathError(f"{exc.filename or root}: {exc.strerror}") from exc
+            raise path_error(exc, f"{exc.filename or root}: {exc.strerror}", root) from exc
         if isinstance(exc, CorruptionError) and not isinstance(exc, RecoveryRefusedError):
             raise RecoveryRefusedError(
                 f"{root}: what every open reads cannot be read ({exc}): open it with its service, "

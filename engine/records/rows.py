@@ -15,15 +15,19 @@ expiry       'E'   u8 type, u8 version, u16 0, then (kind:1, key:16) each: 't' i
                    (result whose value is dropped), 'h' id (result that is read before it goes);
                    'b' in the place of 'B', of format 1: an unkeyed hash, not looked at; 'w' id of
                    a join that is over
-body         'B'   u8 type, u8 version, u16 0, u32 record size, u64 file, u64 offset, record id:16
-body at      'Y'   u8 type, u8 version, u16 0, u32 record size
+body         'B'   u8 type, u8 version, u16 lost (0 or 1), u32 record size, u64 file, u64 offset,
+                   record id:16
+body at      'Y'   u8 type, u8 version, u16 lost (0 or 1), u32 record size
 counters     'C'   u8 type, u8 version, u16 n (0 or 1), u64 ready, delayed (waiting included),
                    leased, dead, results; n = 1: u64 waiting (for other tasks)
 pause        'P'   u8 type, u8 version, u16 0, i64 since_us
 function     'f'   u8 type, u8 version, u16 0, i64 published_us, msgpack map (``functions``)
 stamp        'M'   u8 type, u8 version, u16 shard, u16 shards, u8 durability, u8 0, store id:16
-open         'O'   u8 type, u8 version, u16 0, u64 incarnation
-ring         'K'   u8 type, u8 version, u16 0, u64 commit_seq, u64 seq
+open         'O'   u8 type, u8 version, u16 common (0 or 1), u64 incarnation
+files        'F'   u8 type, u8 version, u16 0, u64 above the number of every body file; then
+                   nothing, or u64 the first file that this incarnation has written to
+ring         'K'   u8 type, u8 version, u16 whose (``ring_owner``; 0: not said), u64 commit_seq,
+                   u64 seq
 applied      'A'   u8 type, u8 version, u16 0, u64 term, u64 index of a replicated log
 secret       'X'   u8 type, u8 version, u16 0, 32 random bytes
 old ghosts   'V'   u8 type, u8 version, u16 0, u64 rows of ``g/`` with form 0

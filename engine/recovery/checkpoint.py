@@ -38,7 +38,7 @@ from ...errors import (
     FormatTooNewError,
     StorePathError,
 )
-from ..files.disk_errors import disk_error
+from ..files.disk_errors import disk_error, path_error
 from ..files.durable_files import new_file, write_new
 from ..files.paths import (
     SHARDS_MAX,
@@ -395,7 +395,7 @@ def check_target(root: str) -> None:
     except FileNotFoundError:
         return
     except OSError as exc:
-        raise StorePathError(f"{root}: {exc.strerror}; choose another path") from exc
+        raise path_error(exc, f"{root}: {exc.strerror}; choose another path", root) from exc
 
 
 def copy_verified(source: str, target: str, mark: FileMark) -> None:

@@ -619,7 +619,8 @@ def swap_in(root: str, shard: int, incarnation: int) -> str:
         os.rename(accepted_path(root, shard), shard_path(root, shard))
         fsync_dir(root)
     except OSError as exc:
-        raise StorageError(f"{exc.filename} could not be renamed: {exc.strerror}") from exc
+        text = f"{exc.filename} could not be renamed: {exc.strerror}"
+        raise error_class(exc)(text) from exc
     return kept
 
 

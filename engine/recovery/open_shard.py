@@ -47,7 +47,7 @@ from ...errors import (
 from ..bulk.inbox import pending
 from ..files.atomic_swap import finish_move
 from ..files.ballast import free_space_of, give_up, needed_bytes
-from ..files.disk_errors import is_full
+from ..files.disk_errors import disk_error, is_full
 from ..files.paths import (
     SHARDS_MAX,
     Layout,
@@ -283,7 +283,7 @@ def open_store(
         return opened
     except OSError as exc:
         lock.abandon()
-        raise StorageError(f"{exc.filename or root}: {exc.strerror}; look at the disk") from exc
+        raise disk_error(exc, root) from exc
     except BaseException:
         lock.abandon()
         raise

@@ -18,6 +18,7 @@ repeated starts with it.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -49,6 +50,7 @@ __all__ = ["Rebuilt", "broken_current", "count_tasks", "damaged_tables", "rebuil
 # Each work folder is read through a cache of its own: blocks are cached by the name of the table's
 # maker and its offset, the same for a table and its copy without the damaged blocks.
 _CACHE_BYTES: Final = 32 << 20
+_OF_PROCESS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # nothing about the file
 _SHOWN_MAX: Final = 8
 _TABLE: Final = re.compile(r"(\d{6,}\.sst)")
 _CURRENT: Final = re.compile(rb"(MANIFEST-\d{6,})\n")
@@ -118,7 +120,9 @@ def _inspect(path: str) -> TableDamage:
             if found.blocks:
                 rest = [Range(found.last_key, None)] if found.is_cut else []
                 return TableDamage(is_scanned=True, ranges=rest)
-    except OSError:
+    except OSError as exc:
+        if exc.errno in _OF_PROCESS:
+            raise  # the table may be whole
         return TableDamage(is_lost=True)
     if damage.ranges and not damage.index:
         damage.is_lost = True  # every block of it

@@ -35,9 +35,8 @@ from ...errors import (
     StorageError,
     StorageFullError,
     StoragePoisonedError,
-    StorePathError,
 )
-from ..files.disk_errors import is_full
+from ..files.disk_errors import is_full, path_error
 from ..files.durable_files import replace_file, sync_data
 
 __all__ = ["FILE_BYTES", "SLOT_AT", "Watermark", "WatermarkState"]
@@ -222,7 +221,7 @@ def _open(path: str, mode: int, shard: int) -> int:
             shard=shard,
         ) from exc
     except OSError as exc:
-        raise StorePathError(f"{path} cannot be opened: {exc.strerror}") from exc
+        raise path_error(exc, f"{path} cannot be opened: {exc.strerror}", path) from exc
 
 
 def _read(fd: int, path: str, shard: int) -> WatermarkState:

@@ -19,7 +19,7 @@ from ...errors import (
     StoreStalledError,
     UsageError,
 )
-from ..files.disk_errors import is_full_text
+from ..files.disk_errors import is_disk_text, is_full_text
 
 __all__ = ["Doing", "is_damage", "translate"]
 
@@ -49,7 +49,7 @@ def translate(exc: Exception, doing: Doing) -> LodeqError:
         return CommitUnknownError(text)
     if text.startswith("Corruption"):
         return CorruptionError(text)
-    if doing == "read":
+    if doing == "read" or is_disk_text(text):
         return StorageError(text)
     if text.startswith("Invalid argument") or "Permission denied" in text:
         return StorePathError(f"not a store of ours: {text}")

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import struct
 from collections.abc import Callable
 from functools import cache
@@ -32,9 +33,9 @@ from ...errors import (
     CorruptionError,
     LockedError,
     RecordCorruptError,
-    StorageError,
     StorePathError,
 )
+from ..files.disk_errors import disk_error, path_error
 from ..records.frame import attempt
 from ..records.keyspace import RING, ring_key
 from ..records.rows import RING_BYTES, decode_ring, owner_of
@@ -76,16 +77,26 @@ def check_folder(path: str, *, create: bool, cut: bool = False) -> None:
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)
         except OSError as exc:
-            raise StorePathError(f"not a folder for a store: {path!r}: {exc}") from exc
-    elif not os.path.isfile(os.path.join(path, "CURRENT")):
+            raise path_error(exc, f"not a folder for a store: {path!r}: {exc}", path) from exc
+    elif not _is_file(os.path.join(path, "CURRENT")):
         raise StorePathError(f"no store at {path!r}")
     try:
         for _ in range(_TRIES_MAX):
             if _check_logs(path, cut=cut):
                 return
     except OSError as exc:
-        raise StorageError(f"{exc.filename or path}: {exc.strerror}; look at the disk") from exc
+        raise disk_error(exc, path) from exc
     raise LockedError(f"the files in {path} keep changing: the store is open elsewhere")
+
+
+def _is_file(path: str) -> bool:
+    """Whether it is a file. Unlike ``os.path.isfile`` it takes no failing disk for a no."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as exc:
+        raise path_error(exc, f"{path}: {exc.strerror}", path) from exc
 
 
 def _check_logs(path: str, *, cut: bool) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from anyio import Lock
+from anyio.lowlevel import checkpoint
 
 from ...client import calls
 from ...client.calls import FORM
@@ -26,11 +27,13 @@ from ...errors import TaskNotFoundError
 from ...repository.api.view import Flows, LeaseTimes
 from ...repository.model.codec import PackedBytes, stored_value
 from ...repository.model.values import Codec, EngineStats, QueueStats, Result, Task
+from ...repository.state.turns import TURN_S
 from ..shared.engine_status import EngineStatus, QueueFlows, QueueStatus
 
 __all__ = ["UNKNOWN", "RemoteStatuses", "RemoteView", "remote_statuses"]
 
 AGE_S: Final = 0.9  # a status is so old at most
+_STEP: Final = 16  # queues between two looks at the clock
 UNKNOWN: Final = (
     "seen through a client: no rates of single queues, mean waits and runs, time left of leases, "
     "figures of RocksDB and the disk, and events of tasks"
@@ -148,7 +151,13 @@ class RemoteStatuses:
         tenants: dict[str, dict[str, QueueStats]] = {}
         for (queue, tenant), counted in (await engine.queues()).items():
             tenants.setdefault(queue, {})[tenant] = counted
-        queues = {name: _queue_status(name, found) for name, found in sorted(tenants.items())}
+        queues: dict[str, QueueStatus] = {}
+        since = self._clock.mono()
+        for n, (name, found) in enumerate(sorted(tenants.items())):
+            if n and not n % _STEP and self._clock.mono() - since >= TURN_S:
+                await checkpoint()
+                since = self._clock.mono()
+            queues[name] = _queue_status(name, found)
         ages = [one.stats.oldest_ready_age for one in queues.values()]
         return EngineStatus(
             mono=self._clock.mono(),

@@ -25,6 +25,7 @@ from ...client.calls import Call, engine_call
 from ...client.documents.wire import form_of
 from ...client.transport.transport import Target, Transport
 from ...engine.runtime.clock import SystemClock
+from ...engine.runtime.current_loop import current_spawner
 from ...errors import LodeqError, StorePathError, UnreachableError, UsageError
 from ..dashboard.pages.processes import ProcessLine
 from ..dashboard.routes import Dashboard
@@ -254,7 +255,8 @@ class Front:
             for one, page in zip(statuses, found, strict=True)
             if not isinstance(page, BaseException)
         }
-        return Response(joined(pages, self._statuses()), headers={"content-type": _METRICS_TYPE})
+        page = await current_spawner().run_in_thread(partial(joined, pages, self._statuses()))
+        return Response(page, headers={"content-type": _METRICS_TYPE})
 
     async def _scrape(self, url: str) -> str:
         target = Target(url, self._settings.token, SCRAPE_S)

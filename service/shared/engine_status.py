@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from anyio import Lock
 
 from ...engine.values import Health
+from ...errors import LodeqError
 from ...repository.api.engine import Engine
 from ...repository.api.statistics import Sums
 from ...repository.api.view import EngineView, Flows, view_of
@@ -33,6 +34,7 @@ __all__ = [
 
 AGE_S: Final = 1.0
 SHARE: Final = 5  # a status that takes long is kept for so many times as long
+STALE_S: Final = 120.0  # older than that it is shown to nobody
 SMALL: Final = 64  # a status of fewer tenant queues is never kept, however slow the machine is
 _STEP: Final = 16  # tenant queues between two checks of the clock
 QueueKey = tuple[str, str]  # queue, tenant
@@ -100,6 +102,7 @@ class StatusCache:
         self._lock = Lock()
         self._last: EngineStatus | None = None
         self._fresh_until = float("-inf")
+        self._is_large = False  # the last one took more than a turn
 
     async def get(self) -> EngineStatus:
         """The status now, or a moment ago where collecting costs much.
@@ -125,14 +128,28 @@ class StatusCache:
         return found
 
     def get_now(self) -> EngineStatus:
-        """As ``get``, in one go: for a caller on the loop that cannot wait."""
+        """As ``get``, for a caller on the loop that cannot wait.
+
+        Of many queues the one before is returned, and the next one collected in turns meanwhile.
+        Only where there is none of the last two minutes it is collected in one go.
+        """
         self._view.check()
-        found = self._recent()
-        if found is None:
-            for _ in self.collect():
-                pass
-            found = self.latest()
-        return found
+        found, last = self._recent(), self._last
+        if found is not None:
+            return found
+        if last is not None and self._is_large and self._view.clock.mono() - last.mono < STALE_S:
+            if not self._lock.locked():
+                self._view.spawner.spawn(self._renew, "lodeq-status")
+            return last
+        for _ in self.collect():
+            pass
+        return self.latest()
+
+    async def _renew(self) -> None:
+        try:
+            await self.get()
+        except LodeqError:
+            pass  # closed meanwhile
 
     def recent(self) -> EngineStatus | None:
         """The last status, while it is fresh."""
@@ -197,8 +214,8 @@ class StatusCache:
         now = clock.mono()
         spent += now - since
         self._last = status._replace(took_s=spent)
-        is_kept = n >= SMALL and spent > TURN_S
-        self._fresh_until = now + max(AGE_S, SHARE * spent) if is_kept else begun
+        self._is_large = n >= SMALL and spent > TURN_S
+        self._fresh_until = now + max(AGE_S, SHARE * spent) if self._is_large else begun
 
 
 def _counts(stats: QueueStats) -> Sums:

@@ -37,6 +37,7 @@ from .run.provided import NOTHING, value_from
 from .run.reasons import format_error
 from .run.task_run import Handlers, Middleware
 from .signals import signals, until_signalled
+from .store_wait import until_reached
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -579,11 +580,22 @@ class App(StoreBinding):
         Durability: as the calls of the functions. Cancellation: runs are cancelled and their
         tasks released at once, without grace.
         """
+        await self._publish_limits(queues)
+        async with self._working(queues, concurrency, grace) as worker:
+            yield worker
+
+    async def _publish_limits(self, queues: Sequence[str] | None) -> None:
+        served = self._gates(queues, None)[0]
+        await publish_limits(self.engine, self._registry, list(served))
+
+    @asynccontextmanager
+    async def _working(
+        self, queues: Sequence[str] | None, concurrency: int | None, grace: Duration | None
+    ) -> AsyncIterator[Worker]:
         backend = self.backend()
         served, slots = self._gates(queues, concurrency)
         grace_s = self._grace_s if grace is None else duration_s(grace, "grace")
         raised: Exception | None = None
-        await publish_limits(backend.engine, self._registry, list(served))
         known = self.published()
         async with self.prepared() as cron:
             worker = Worker(
@@ -614,6 +626,8 @@ class App(StoreBinding):
     ) -> None:
         """Open the store if it is not open, and work until SIGTERM or SIGINT; in the main thread.
 
+        While the store's server is out of reach it waits, and tries again with growing pauses.
+
         Args:
             queues, concurrency, grace: as ``work``.
             opened: called once, when the store is open and nothing is claimed yet.
@@ -630,10 +644,14 @@ class App(StoreBinding):
             self._owns_signals = True
             stack.callback(setattr, self, "_owns_signals", False)
             if self._bound is None:
-                await stack.enter_async_context(self)
+                enter = partial(stack.enter_async_context, self)
+                if not await until_reached(enter, received, is_cut=self._is_others):
+                    return
             if opened is not None:
                 opened()
-            async with self.work(queues=queues, concurrency=concurrency, grace=grace) as worker:
+            if not await until_reached(partial(self._publish_limits, queues), received):
+                return
+            async with self._working(queues, concurrency, grace) as worker:
                 if leave is not None:
                     worker.leave = partial(self._leave, leave)
                 await until_signalled(worker, received)

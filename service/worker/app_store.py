@@ -85,6 +85,11 @@ class StoreBinding:
             raise UsageError("the app has no open store: use it inside 'async with app:'")
         return self._bound
 
+    @property
+    def _is_others(self) -> bool:
+        """Whether the store is served by another process, or may be."""
+        return self._is_joining or (isinstance(self.store, str) and "://" in self.store)
+
     async def __aenter__(self) -> Self:
         await self._stack.enter_async_context(self.use(self._open()))
         return self

@@ -19,6 +19,7 @@ from ....client.documents.records import (
     settings_doc,
     task_doc,
 )
+from ....engine.files.paths import check_new_names
 from ....engine.runtime.task_id import TaskId
 from ....errors import StorePathError, TaskNotFoundError, UsageError
 from ....repository.api.queue import Queue
@@ -301,6 +302,10 @@ def checkpoint_path(folder: str, name: str) -> str:
         UsageError: it would lie outside of the server's folder for them.
     """
     root = os.path.realpath(folder)
+    try:
+        check_new_names(name, name.split("/"))
+    except StorePathError as exc:
+        raise UsageError(str(exc)) from exc
     try:
         path = os.path.realpath(os.path.join(root, name))
     except ValueError as exc:  # a NUL, or a lone surrogate

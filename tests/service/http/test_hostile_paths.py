@@ -33,7 +33,11 @@ async def ask(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path", [r"a\u0000b", r"\ud800", "", ".", "..", "../x", "/tmp/x", "x/" * 128]
+    "path",
+    [
+        *(r"a\u0000b", r"\ud800", "", ".", "..", "../x", "/tmp/x", "x/" * 128),
+        *(r"a\nb", r"a\rb/c", r"a\u001b[2Jb", r"a\u2028b", r"a\u0085b", r"a\u202eb"),
+    ],
 )
 async def test_what_is_no_path_below_the_folder(ask, path, tmp_path):
     answer = await ask(path)

@@ -8,6 +8,7 @@ import pytest
 from lodeq.engine.files.disk_errors import (
     disk_error,
     error_class,
+    is_disk_text,
     is_full,
     is_full_text,
     short_write,
@@ -32,6 +33,19 @@ def test_any_other_error_is_none(code):
     assert not is_full(failed(code))
     assert error_class(failed(code)) is StorageError
     assert str(disk_error(failed(code), "p")) == f"p: {os.strerror(code)}; look at the disk"
+
+
+def test_what_rocksdb_says_of_a_disk_that_fails():
+    for code in (errno.EIO, errno.EDQUOT):
+        assert is_disk_text(
+            f"IO error: While open a file for random read: /s/1.sst: {os.strerror(code)}"
+        )
+    for text in (
+        f"IO error: While lock file: /s/LOCK: {os.strerror(errno.EACCES)}",
+        f"IO error: No such file or directory: While opening /{os.strerror(errno.EIO)}",
+        "Corruption: bad block",
+    ):
+        assert not is_disk_text(text)
 
 
 def test_the_file_that_the_system_names_comes_first():

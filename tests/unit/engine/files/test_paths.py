@@ -12,7 +12,7 @@ import lodeq
 import lodeq.sync
 from lodeq.engine.bulk.inbox import store_info
 from lodeq.engine.files import paths
-from lodeq.errors import StorePathError
+from lodeq.errors import LodeqError, StorageError, StorageFullError, StorePathError
 
 
 @pytest.fixture
@@ -150,6 +150,44 @@ def test_a_root_that_cannot_be_made(tmp_path):
     touch(str(tmp_path), "file")
     with pytest.raises(StorePathError, match="cannot be created"):
         paths.make_root(str(tmp_path / "file" / "store"))
+
+
+@pytest.mark.parametrize(
+    "name", ["a\nb", "a\rb", "a\x1b[2J", "a\x7f", "a\x85b", "a\u2028b", "\u202eb"]
+)
+def test_a_name_that_would_forge_a_line_is_not_made(tmp_path, name):
+    for path in (tmp_path / name, tmp_path / name / "store"):
+        with pytest.raises(StorePathError, match="line break or control") as refused:
+            paths.make_root(str(path))
+        assert str(refused.value).isprintable()
+    assert os.listdir(tmp_path) == []
+    (tmp_path / name).mkdir()
+    paths.make_root(str(tmp_path / name / "store"))  # a folder that is there is its owner's
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (errno.ENOSPC, StorageFullError),
+        (errno.EDQUOT, StorageFullError),
+        (errno.EIO, StorageError),
+        (errno.ESTALE, StorageError),
+        (errno.EACCES, StorePathError),
+    ],
+)
+def test_a_disk_that_fails_is_no_wrong_path(root, tmp_path, monkeypatch, code, expected):
+    def fail(path, *_, **__):
+        raise OSError(code, os.strerror(code), path)
+
+    new = str(tmp_path / "new")
+    calls = [("mkdir", paths.make_root, new), ("scandir", paths.list_layout, root)]
+    calls += [("lstat", paths.check_root, root), ("lstat", paths.list_layout, root)]
+    for name, call, path in calls:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fail)
+            with pytest.raises(LodeqError) as raised:
+                call(path)
+        assert type(raised.value) is expected, (name, raised.value)
 
 
 def test_a_clone_links_tables_and_copies_the_rest(root, tmp_path):

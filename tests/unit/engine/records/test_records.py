@@ -415,6 +415,34 @@ def test_a_record_cut_short_never_passes(name: str) -> None:
         form.decode(raw + b"\0")
 
 
+def test_rows_of_an_older_store_still_decode() -> None:
+    """Bytes as they were written before these values could say more."""
+    opened = bytes.fromhex("4f0100000700000000000000360a48866e306707")
+    assert (small.decode_open(opened), small.is_common_open(opened)) == (7, False)
+    files = bytes.fromhex("46010000070000000000000093a08fc5c140e39c")
+    assert (small.decode_files(files), small.first_file_of_life(files)) == (7, 0)
+    ring = bytes.fromhex("4b010000090000000001000001401e18240a0600c6d0a1ca8d840765")
+    assert (small.decode_ring(ring)[0], small.owner_of(ring)) == (1 << 40 | 9, 0)
+    body = seal(bytes.fromhex("42010000" + "05000000" + "02" + "00" * 7 + "09" + "00" * 7) + ID)
+    assert small.decode_body(body) == small.BodyRow(5, 2, 9, ID, is_lost=False)
+    at = seal(bytes.fromhex("59010000" + "05000000"))
+    assert (small.decode_body_at(at), small.is_lost_at(at)) == (5, False)
+    counters = seal(bytes.fromhex("43010000") + b"".join(n.to_bytes(8, "little") for n in range(5)))
+    assert small.decode_counters(counters).waiting == 0
+
+
+def test_what_such_rows_say_since_comes_back() -> None:
+    assert small.is_common_open(small.encode_open(7, is_common=True))
+    assert small.decode_open(small.encode_open(7, is_common=True)) == 7
+    files = small.encode_files(7, 3)
+    assert (small.decode_files(files), small.first_file_of_life(files)) == (7, 3)
+    ring = small.encode_ring(9, 8, small.ring_owner(ID, 1))
+    assert (small.decode_ring(ring), small.owner_of(ring)) == ((9, 8), small.ring_owner(ID, 1))
+    body = small.BodyRow(5, 2, 9, ID, is_lost=True)
+    assert small.decode_body(small.encode_body(body)) == body
+    assert small.is_lost_at(small.encode_body_at(5, is_lost=True))
+
+
 @each
 @given(raw=st.binary(max_size=300))
 def test_random_bytes_never_pass(name: str, raw: bytes) -> None:

@@ -1,5 +1,6 @@
 """What can be had back of a damaged store, counted on real damage."""
 
+import errno
 import glob
 import os
 import re
@@ -447,6 +448,16 @@ def page():
         damage, *told = (cell.strip() for cell in line.strip("|").split("|"))
         out[damage] = tuple(told)
     return out
+
+
+def test_a_process_without_descriptors_calls_no_table_lost(tmp_path, monkeypatch):
+    def fails(path):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    (tmp_path / "000001.sst").touch()
+    monkeypatch.setattr(salvage, "inspect_table", fails)
+    with pytest.raises(OSError, match="Too many open files"):
+        salvage.damaged_tables(str(tmp_path))
 
 
 @pytest.fixture(scope="module")
