@@ -1,14 +1,22 @@
 """The tiers leave nothing out, and no run passes by running nothing."""
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tiers import LATE, SMALL, is_in
+from tiers import LATE, SEED, SEEDS, SMALL, is_in
 
 TESTS = Path(__file__).resolve().parent
+
+
+def samples():
+    """The files that have one."""
+    mark, here = "\n@pytest.mark.sample\n", Path(__file__)
+    files = [path for path in sorted(TESTS.rglob("test_*.py")) if path != here]
+    return [path for path in files if mark in path.read_text("utf-8")]
 
 
 def test_between_them_the_tiers_run_every_test():
@@ -24,11 +32,10 @@ def test_between_them_the_tiers_run_every_test():
 
 def test_what_is_a_sample_reads_its_size():
     """The other way round, too: a size that nothing reads is another proof's old name."""
-    texts = {path: path.read_text("utf-8") for path in TESTS.rglob("test_*.py")}
-    samples = {path: text for path, text in texts.items() if "\n@pytest.mark.sample\n" in text}
-    read = {name for name in SMALL for text in samples.values() if f'"{name}"' in text}
+    texts = {path: path.read_text("utf-8") for path in samples()}
+    read = {name for name in SMALL for text in texts.values() if f'"{name}"' in text}
     assert read == set(SMALL)
-    assert [path.name for path, text in samples.items() if not any(n in text for n in SMALL)] == []
+    assert [path.name for path, text in texts.items() if not any(n in text for n in SMALL)] == []
 
 
 @pytest.mark.slow
@@ -54,3 +61,69 @@ def test_a_run_in_which_too_few_pass_fails(tmp_path, spread):
     short = run(2)
     assert short.returncode == 1
     assert "1 tests passed, at least 2 have to" in short.stdout
+
+
+PROOF = """
+import pytest
+from support_seeds import FIRST
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("n", range(4))
+def test_one(n):
+    with open(f"seed{n}", "w") as file:
+        file.write(str(FIRST))
+    assert n < 3, "this one fails"
+"""
+
+
+def play(folder, *options, **variables):
+    """(the seeds that the tests of a small run have had, what it said)."""
+    (folder / "test_proof.py").write_text(PROOF)
+    told = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "tiers", "--tier=commit", *options],
+        cwd=folder,
+        env={"PYTHONPATH": str(TESTS), "PATH": ""} | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return {path.read_text() for path in folder.glob("seed*")}, told.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [[], ["-n", "2"]], ids=["one process", "workers"])
+def test_all_processes_of_a_run_have_the_seed_that_it_names(tmp_path, spread):
+    (seed,), said = play(tmp_path, *spread, LODEQ_SEED="any")
+    assert int(seed) < SEEDS
+    assert said.count(f"the samples of the proofs begin at seed {seed}\n") == 2
+    assert f'LODEQ_SEED={seed} make test ARGS="test_proof.py"' in said
+    others = {next(iter(play(tmp_path, *spread, LODEQ_SEED="any")[0])) for _ in range(2)}
+    assert others != {seed}, "three runs with one seed: nothing is drawn"
+
+
+@pytest.mark.slow
+def test_a_seed_that_is_given_is_taken(tmp_path):
+    assert play(tmp_path, LODEQ_SEED="17")[0] == {"17"}
+    assert play(tmp_path)[0] == {SEED}
+
+
+@pytest.mark.slow
+def test_what_is_collected_does_not_depend_on_the_seed():
+    options = ["--tier=commit", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    files = [str(path) for path in samples()]
+
+    def ids(seed):
+        told = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *files],
+            cwd=TESTS.parent,
+            env={**os.environ, "LODEQ_SEED": seed},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return [line for line in told.stdout.splitlines() if "::" in line]
+
+    assert ids("0") == ids("777777") != []

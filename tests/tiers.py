@@ -1,21 +1,23 @@
 """Two tiers of the suite, and a floor under what ran.
 
 ``--tier=commit`` is what `make test` runs: all that is quick, and of each proof marked ``sample`` a
-small one, from the seed ``LODEQ_SEED`` on; its folders are in memory where there is room, because
-thousands of stores wait for a disk longer than for anything else. ``--tier=rest`` runs what that
-leaves, and the same proofs in full. Without a tier everything runs in full. ``--at-least=N`` fails
-a run in which fewer tests passed. In the end it says which made their process larger than ever.
+small one, from the seed ``LODEQ_SEED`` on. ``LODEQ_SEED=any`` draws it, once for all processes of
+the run, so that other worlds are tried; the run says how it is repeated. The folders of this tier
+are in memory where there is room: thousands of stores wait for a disk longer than for anything
+else. ``--tier=rest`` runs what that leaves, and the same proofs in full. Without a tier everything
+runs in full. ``--at-least=N`` fails a run in which fewer tests passed. In the end it says which
+tests made their process larger than ever.
 """
 
 import gc
 import os
 import random
 import resource
+import secrets
 import shutil
 from collections.abc import Iterator
 
 import pytest
-from support_seeds import FIRST
 
 LATE = {"crash", "slow", "spark"}
 SMALL = {
@@ -34,6 +36,8 @@ SMALL = {
 MEMORY = "/dev/shm"
 MEMORY_BYTES = 4 << 30  # left there, before folders are made in it
 PEAK = pytest.StashKey[int]()
+SEED = "0"  # the first, where none is given; "any": one is drawn
+SEEDS = 1 << 20  # of so many
 GROWTH_MIB = 128  # of one test, that is worth a line
 
 
@@ -50,6 +54,9 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ.setdefault(name, size)  # before the modules that read it
         if has_room_in_memory():
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
+        os.environ.setdefault("LODEQ_SEED", SEED)
+    if os.environ.get("LODEQ_SEED") == "any":  # before ``support_seeds``; workers inherit it
+        os.environ["LODEQ_SEED"] = str(secrets.randbelow(SEEDS))
     gc.disable()  # until all is collected: it would look through what stays, again and again
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Floor(config.getoption("--at-least")))
@@ -78,11 +85,21 @@ def pytest_terminal_summary(
 ) -> None:
     if config.getoption("--tier") == "commit":
         terminalreporter.write_line(seed_line())
+        stats = terminalreporter.stats
+        failed = [*stats.get("failed", ()), *stats.get("error", ())]
+        if failed:
+            files = sorted({report.nodeid.partition("::")[0] for report in failed})
+            terminalreporter.write_line(f"to repeat what failed: {repeat_line(files)}", red=True)
 
 
 def seed_line() -> str:
-    """How the samples of this run are repeated."""
-    return f"the samples of the proofs begin at seed {FIRST}; LODEQ_SEED=n begins elsewhere"
+    """Where the samples of this run begin."""
+    return f"the samples of the proofs begin at seed {os.environ['LODEQ_SEED']}"
+
+
+def repeat_line(files: list[str]) -> str:
+    """The command that runs these files with the same samples."""
+    return f'LODEQ_SEED={os.environ["LODEQ_SEED"]} make test ARGS="{" ".join(files)}"'
 
 
 def peak_mib() -> int:

@@ -83,7 +83,7 @@ from .health import Census
 from .row_checks.body_rows import BodyFolder, find_bodies, mend_bodies
 from .row_checks.first_keys import first_key
 from .row_checks.flow_repair import mend_joins
-from .verify import Known, Part, bucket_of, parts_for
+from .verify import Known, Part, bucket_of, leads_to_attempts, parts_for
 
 __all__ = ["RepairReport", "repair"]
 
@@ -369,14 +369,17 @@ class _Repair:
         self._flush()
 
     def drop_attempts(self) -> None:
-        """Attempts of tasks that are gone, with their results."""
+        """Attempts that neither the task's moved row nor its result leads to.
+
+        Whatever ends the task, or forgets its result, would leave them behind.
+        """
         for rows in pages(self._store, ATTEMPTS, ATTEMPTS_END):
-            tasks = self._store.multi_get([TASK + key[2:] for key, _ in rows])
+            moved = self._store.multi_get([MOVED + key[2:] for key, _ in rows])
             results = self._store.multi_get([RESULT + key[2:] for key, _ in rows])
             orphans = [
                 key
-                for (key, _), task, result in zip(rows, tasks, results, strict=True)
-                if task is None and result is None
+                for (key, _), moved_row, result in zip(rows, moved, results, strict=True)
+                if moved_row is None and not leads_to_attempts(result)
             ]
             self.report.orphans += len(orphans)
             self._delete(orphans)

@@ -36,7 +36,7 @@ from ..records import keyspace as ks
 from ..records.frame import attempt
 from ..records.keyspace import FLOWS, FLOWS_END, OUTBOX, OUTBOX_END
 from ..records.lease import MOVED_FLAG, LeaseRecord, decode_lease
-from ..records.result import ResultRecord, Status, decode_result, result_due_ms
+from ..records.result import HAS_ATTEMPTS, ResultRecord, Status, decode_result, result_due_ms
 from ..records.rows import (
     MOVED_ROW,
     OLD_FORM,
@@ -69,6 +69,7 @@ __all__ = [
     "Part",
     "RowPlace",
     "bucket_of",
+    "leads_to_attempts",
     "parts_for",
     "verify",
     "verify_slices",
@@ -137,6 +138,12 @@ class Known(NamedTuple):
 def bucket_of(when_ms: int) -> int:
     """The expiry bucket of a moment: whole seconds, rounded up."""
     return -(-min(when_ms, _WHEN_MAX_MS) // 1000) * 1000
+
+
+def leads_to_attempts(result: bytes | None) -> bool:
+    """Whether a result, as it is stored, takes the attempts of its task along when it goes."""
+    record = attempt(decode_result, result)
+    return record is not None and bool(record.flags & HAS_ATTEMPTS)
 
 
 class Part:
@@ -245,7 +252,7 @@ class _Verifier:
             yield from self._tasks(Part(part, parts))
         yield from self._orphans(ks.LEASE, ks.LEASE_END, "lease")
         yield from self._orphans(ks.MOVED, ks.MOVED_END, "moved row")
-        yield from self._orphans(ks.ATTEMPTS, ks.ATTEMPTS_END, "attempts")
+        yield from self._attempts()
         yield from self._ghosts()
         for found in strange_bodies(self._walk):
             for what, task_id in found:
@@ -430,12 +437,20 @@ class _Verifier:
         for rows in self._walk.pages(lower, upper):
             for key, _ in rows:
                 task, is_known = self._walk.read(ks.TASK + key[2:])
-                if task is None and is_known and lower == ks.ATTEMPTS:  # until the result goes
-                    task, is_known = self._walk.read(ks.RESULT + key[2:])
                 if task is None and is_known:
                     self._report(f"orphan_{what.split()[0]}", f"{what} without a task", key[2:])
                 elif task is None and lower == ks.LEASE:
                     self._report_unknown("its record", key[2:])
+            yield
+
+    def _attempts(self) -> Generator[None, None, None]:
+        for rows in self._walk.pages(ks.ATTEMPTS, ks.ATTEMPTS_END):
+            for key, _ in rows:
+                moved, is_known = self._walk.read(ks.MOVED + key[2:])
+                if moved is None and is_known:
+                    result, is_known = self._walk.read(ks.RESULT + key[2:])
+                    if is_known and not leads_to_attempts(result):
+                        self._report("orphan_attempts", "attempts without a task", key[2:])
             yield
 
     def _ghosts(self) -> Generator[None, None, None]:

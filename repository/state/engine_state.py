@@ -8,7 +8,7 @@ Everything here is synchronous. An operation is: wait for its turn (backpressure
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from math import ceil
 from threading import get_ident
 from typing import Any, Final, Protocol
@@ -101,6 +101,9 @@ class JoinCounts(Protocol):
     """Counts ends of members in joins: ``Joins``, which works on an ``EngineState``."""
 
     has_more: bool  # ends came after ``slices`` had looked, or there were too many for one pass
+    # Asked for each waiting task that is to be let go or cancelled, with its bucket and key:
+    # whether it has ended the task instead.
+    takers: list[Callable[[Group, ShardQueue, bytes], bool]]
 
     def ended(self, group: Group, shard: Shard, task_id: bytes, status: int, now_us: int) -> None:
         """A member has ended: count it, and let go what waited for it last.

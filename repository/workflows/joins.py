@@ -59,8 +59,8 @@ from ...engine.records.workflow import (
 from ...engine.runtime.ids import slot_of_id
 from ...errors import CorruptionError, InvariantError, LodeqError, NotLeaderError
 from ..state.engine_state import EngineState
-from ..state.queue_state import Shard
-from ..state.rows.task_location import is_alive, leave, task_location
+from ..state.queue_state import Shard, ShardQueue
+from ..state.rows.task_location import TaskLocation, is_alive, leave, task_location
 from ..tasks.task_end import end_task
 from .edges import drop_edge, join_of, put_edge, put_join
 from .redrives import (
@@ -105,6 +105,7 @@ class Joins:
         self._is_counting = False
         self._has_counted = False  # the outbox, in this round
         self.has_more = False
+        self.takers: list[Callable[[Group, ShardQueue, bytes], bool]] = []
         self._again: set[Shard] = set()  # where joins are to ask once more after this time
         # Goes on with a cancel or redrive that a process has left halfway; a module above.
         self.resume: Callable[[Shard, bytes], Iterator[dict[Shard, Group]]] = _nothing
@@ -312,7 +313,7 @@ class Joins:
         if shard.overlay.get_sound(LEASE + target) is not None:
             return  # a hole in the log took what it was let go by
         location = task_location(core, shard, target)
-        if location is None or not location.is_waiting:
+        if location is None or not location.is_waiting or self._is_taken(group, location):
             return
         bucket, row = location.bucket, location.row
         index = 9 - row.priority
@@ -326,8 +327,11 @@ class Joins:
 
     def _cancel_target(self, group: Group, shard: Shard, target: bytes, reason: str) -> None:
         location = task_location(self._core, shard, target)
-        if location is not None and location.is_waiting:
+        if location is not None and location.is_waiting and not self._is_taken(group, location):
             end_task(self._core, group, location, Status.CANCELLED, reason)
+
+    def _is_taken(self, group: Group, location: TaskLocation) -> bool:
+        return any(take(group, location.bucket, location.key) for take in self.takers)
 
     # -- results and rows that are kept ------------------------------------------------
 

@@ -60,7 +60,7 @@ class History(Inference):
         elif what in {"u", "c"}:
             self._open_ended(what, record)
         elif what == "wall":
-            self.limits.stepped()
+            self.limits.stepped(self.at)
             self._clock(record[1:])
             self.life_us = -1
         elif what == "sync":

@@ -31,7 +31,8 @@ class _Limits:
         self.n = self.period_us = self.concurrency = 0  # 0: no limit
         self.since = 1 << 62  # number of the record that set it
         self.since_us = 0
-        self.starts: deque[int] = deque()  # invocations of the claims that were answered
+        # Invocations of the claims that were answered: when, and the number of the record.
+        self.starts: deque[tuple[int, int]] = deque()
         self.older: list[int] = []  # those in processes before, by the wall clock
 
 
@@ -44,6 +45,7 @@ class LimitRule:
         self._live: dict[int, tuple[str, int]] = {}
         self._ids: dict[str, int] = {}  # numbers of these tasks by id
         self._wall_less_mono_us = 0
+        self._stepped = 0  # number of the record of the wall clock's last step
         self.checked = 0  # starts of queues with a limit
         self._is_loose = False  # a shard may have failed: its leases do not count any more
 
@@ -83,7 +85,8 @@ class LimitRule:
         if call.kind == "configure":
             self._set(call, at, now_us)
         elif call.kind == "claim" and self._queues:
-            self._wall_less_mono_us = call.wall_us - call.mono_us
+            if call.at > self._stepped:
+                self._wall_less_mono_us = call.wall_us - call.mono_us
             self._claimed(call, answer, queues, now_us)
 
     def _set(self, call: Call, at: int, now_us: int) -> None:
@@ -112,15 +115,15 @@ class LimitRule:
             granted.add(queue)
             self.checked += 1
             if limits.n:
-                self._started(queue, limits, call.mono_us, now_us)
+                self._started(queue, limits, call, now_us)
         for queue in granted:
             self._check_live(queue, self._queues[queue], now_us)
 
-    def _started(self, queue: str, limits: _Limits, began_us: int, now_us: int) -> None:
-        starts = limits.starts
-        starts.append(began_us)
-        recent = [start for start in starts if now_us - limits.period_us < start <= now_us]
-        limits.starts = deque(recent)
+    def _started(self, queue: str, limits: _Limits, call: Call, now_us: int) -> None:
+        limits.starts.append((call.mono_us, call.at))
+        after_us = now_us - limits.period_us
+        limits.starts = deque(one for one in limits.starts if after_us < one[0] <= now_us)
+        recent = [start for start, _ in limits.starts]
         if limits.older:
             since_us = now_us + self._wall_less_mono_us - limits.period_us
             limits.older = [start for start in limits.older if start > since_us]
@@ -160,10 +163,17 @@ class LimitRule:
         self._ids.clear()
         self._is_loose = False
         for limits in self._queues.values():
-            limits.older += [start + self._wall_less_mono_us for start in limits.starts]
+            limits.older += [
+                start + self._wall_less_mono_us for start, at in limits.starts if at > self._stepped
+            ]
             limits.starts.clear()
 
-    def stepped(self) -> None:
-        """The wall clock was stepped: it says nothing of processes before."""
+    def stepped(self, at: int) -> None:
+        """The wall clock was stepped: later ones cannot compare by it what was before.
+
+        Args:
+            at: number of the record.
+        """
+        self._stepped = at
         for limits in self._queues.values():
             limits.older.clear()

@@ -565,3 +565,38 @@ async def test_a_store_without_waiting_tasks_has_the_counter_rows_of_before(cloc
         await engine.queue("mail").purge("waiting")
         (row,) = [value for _, value in rows_of(engine, b"m/c/")]
         assert len(row) == 4 + 5 * 8 + 8
+
+
+@pytest.mark.parametrize("act", ["purge", "cancel_all"])
+async def test_what_a_purge_lets_go_is_purged_as_well(clock, act):
+    """It waited at the call; its new place is one of after the call, in a tenant already passed."""
+    async with in_memory(clock) as engine:
+        first, last = engine.queue("mail"), engine.queue("mail", tenant="z")
+        one = (await last.enqueue(b"1")).id
+        for queue in (last, first):
+            workflow = await engine.workflow(NewTask(b"join", "mail", queue.tenant))
+            ids = await workflow.add(
+                [NewTask(b"%d" % n, "mail", queue.tenant) for n in range(5)], chain=True
+            )
+            await workflow.seal()
+            await engine.enqueue_after(NewTask(b"w", "mail", queue.tenant), [one, ids[-1]])
+        await engine.enqueue_after(NewTask(b"other", "other"), [one])
+        every = engine.queue("mail", tenant=lodeq.ALL_TENANTS)
+        assert await getattr(every, act)() == 15
+        stats = await every.stats()
+        assert (stats.ready, stats.delayed, stats.waiting) == (0, 0, 0)
+        assert [t.payload for t in await engine.queue("other").list("ready")] == [b"other"]
+        assert (await engine.verify()).ok
+
+
+async def test_what_comes_while_a_purge_runs_stays_though_it_waits(clock):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+        one = (await queue.enqueue(b"1")).id
+
+        async def add():
+            return await engine.enqueue_after(NewTask(b"later", "mail"), [one])
+
+        purged, late = await asyncio.gather(queue.purge("ready"), add())
+        assert purged == 1
+        assert await engine.get(late) is not None

@@ -65,7 +65,9 @@ class FlowReference(Reference):
     joins: list = field(default_factory=list)
     slot: Callable = field(default=lambda n: n, compare=False)
     ends: list = field(default_factory=list)
+    ends_elsewhere: list = field(default_factory=list)  # of one moment
     is_counting: bool = False
+    is_sweeping: bool = False
     has_released: bool = False
 
     # -- ends --------------------------------------------------------------------------------
@@ -97,11 +99,22 @@ class FlowReference(Reference):
             for join in self.joins:
                 if join.target == n and status != "dead":
                     join.state = "over"
-                for part in join.parts:
-                    if part.n == n and part.status is None and status is not None:
-                        part.status = status
-                        self.settle(join)
+                if self.is_sweeping and self.is_elsewhere(join, n):
+                    self.ends_elsewhere.append((join, n, status))
+                else:
+                    self.count(join, n, status)
         self.is_counting = False
+
+    def count(self, join, n, status):
+        for part in join.parts:
+            if part.n == n and part.status is None and status is not None:
+                part.status = status
+                self.settle(join)
+
+    def is_elsewhere(self, join, n):
+        """Whether the end of a task has to be sent to the join."""
+        is_alone = join.whole is None and not self.is_flow(join)
+        return is_alone and self.slot(join.target) != self.slot(n)
 
     def settle(self, join):
         """Fire it, if nothing it waits for is left."""
@@ -295,7 +308,11 @@ class FlowReference(Reference):
         for t in self.tasks.values():
             if t.state == "dead" and second(t.forget) <= self.ms and self.is_kept(t):
                 t.forget = self.ms + PINNED_MS
+        self.is_sweeping = True
         super().do_due()
+        self.is_sweeping = False
+        while self.ends_elsewhere:  # sent once all that is due here has been done
+            self.count(*self.ends_elsewhere.pop(0))
 
     def redrive_awaited(self, join):
         if join.whole is not None or join.state != "waits":
@@ -318,10 +335,8 @@ class FlowReference(Reference):
         self.count_again(part.n, status)
 
     def count_again(self, n, status):
-        slot = self.slot(n)
         for join in self.joins:
-            is_alone = join.whole is None and not self.is_flow(join)
-            if is_alone and self.slot(join.target) != slot:
+            if self.is_elsewhere(join, n):
                 continue
             for one in join.parts:
                 if one.n != n or not one.has_edge:

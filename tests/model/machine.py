@@ -469,7 +469,7 @@ class Model(World):
         async def move():
             self.clock.advance(length_us / 1e6)
 
-        before = set(self.ref.tasks)
+        before, self.is_same = set(self.ref.tasks), False
         self.ref.advance(length_us)
         self.run(move())
         self.touched |= before - set(self.ref.tasks)

@@ -414,7 +414,7 @@ class Reference:
                 until = 0 if window is None else t.created // 1000 + window
                 self.keys[t.spec.key] = (t.spec.n, until)
             self.results.pop(t.spec.n, None)
-            t.attempts, t.expires, t.reason = 0, 0, ""
+            t.attempts, t.expires, t.forget, t.reason = 0, 0, 0, ""
             self.tail(t)
         self.tie(start, rank)
         return len(tasks) - len(held), held
@@ -457,7 +457,9 @@ class Reference:
         for t in sorted(due, key=lambda t: rank[t.spec.n]):
             self.tail(t)
         self.tie(start, rank)
-        for t in list(self.tasks.values()):
+        for t in sorted(self.tasks.values(), key=lambda t: second(t.forget or t.expires)):
+            if self.tasks.get(t.spec.n) is not t:
+                continue  # an end before it has ended it as well
             if t.state == "dead" and second(t.forget) <= self.ms:
                 self.end(t, None)
             elif t.state in PENDING and t.expires and second(t.expires) <= self.ms:

@@ -1,17 +1,18 @@
 """Workflows, in the engine and in the reference queue, step by step.
 
-``LODEQ_MODEL_RUNS`` (40) runs a piece, ``LODEQ_MODEL_FIRST`` the first.
+``LODEQ_MODEL_RUNS`` (40) runs a piece, ``LODEQ_MODEL_FIRST`` the first (that of all proofs).
 """
 
 import os
 
 import pytest
+import support_seeds
 from model import flow_bites, pieces
 from model.flows import FlowModel
 from model.stored_flows import StoredFlowModel
 
 RUNS = int(os.environ.get("LODEQ_MODEL_RUNS", "40"))
-FIRST = int(os.environ.get("LODEQ_MODEL_FIRST", "0"))
+FIRST = int(os.environ.get("LODEQ_MODEL_FIRST", support_seeds.FIRST))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -1,17 +1,18 @@
 """The engine against the reference queue, step by step, whatever the steps.
 
-``LODEQ_MODEL_RUNS`` (50) runs a piece, ``LODEQ_MODEL_FIRST`` the first.
+``LODEQ_MODEL_RUNS`` (50) runs a piece, ``LODEQ_MODEL_FIRST`` the first (that of all proofs).
 """
 
 import os
 
 import pytest
+import support_seeds
 from model import bites, pieces
 from model.machine import Model
 from model.stored import StoredModel
 
 RUNS = int(os.environ.get("LODEQ_MODEL_RUNS", "50"))
-FIRST = int(os.environ.get("LODEQ_MODEL_FIRST", "0"))
+FIRST = int(os.environ.get("LODEQ_MODEL_FIRST", support_seeds.FIRST))
 
 pytestmark = pytest.mark.slow
 

@@ -42,6 +42,18 @@ def test_a_seed_that_once_failed(seed):
     assert run_seed(seed) is None
 
 
+# A step of the wall clock between some starts and a kill (the judge was wrong).
+@pytest.mark.parametrize("seed", [966671])
+def test_a_seed_with_limits_that_once_failed(seed):
+    World(seed, has_limits=True).run()
+
+
+# An attempts row was left where a cut took the death that it belonged to.
+@pytest.mark.parametrize("seed", [45004])
+def test_a_seed_of_the_history_that_once_failed(seed):
+    World(seed, has_history=True).run()
+
+
 @pytest.mark.sample
 def test_no_seed_breaks_a_limit():
     """The same worlds with limits: rule 13, and whoever waits for a window gets its task."""

@@ -183,8 +183,11 @@ class Closure:
             self._add_findings(
                 kind, self._tables()[name].ids, at[name] < 0, f"{what} without a task"
             )
-        gone = (at["attempts"] < 0) & (self.results.ids.find(self.attempts.ids) < 0)
-        self._add_findings("orphan_attempts", self.attempts.ids, gone, "attempts without a task")
+        attempts, gone = self.attempts.ids, self.moved.ids.find(self.attempts.ids) < 0
+        if len(self.results):
+            where = self.results.ids.find(attempts)
+            gone &= (where < 0) | ~self.results["has_attempts"][where]
+        self._add_findings("orphan_attempts", attempts, gone, "attempts without a task")
 
     def _moves(self, at: Numbers, leased_at: Numbers) -> None:
         """The ``s/`` row, and the flags that say it is there."""

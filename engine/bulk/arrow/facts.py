@@ -17,6 +17,7 @@ from xxhash import xxh3_64_intdigest
 from ....errors import CorruptionError, RecordCorruptError
 from ...records import keyspace as ks
 from ...records.attempts import decode_attempts
+from ...records.result import HAS_ATTEMPTS
 from ...records.rows import decode_body, decode_body_at, decode_expiry, decode_moved
 from ...records.workflow import MEMBER_LEASE, MEMBER_RESULT, MEMBER_ROW
 from ...recovery.health import Census
@@ -303,6 +304,7 @@ class Facts:
                 "lane": self.lanes.of_records(page, 78),
                 "status": page.field("status").astype(np.int64),
                 "is_member": page.field("flags") & MEMBER_RESULT != 0,
+                "has_attempts": page.field("flags") & HAS_ATTEMPTS != 0,
                 "due": page.due_ms,
             }
 

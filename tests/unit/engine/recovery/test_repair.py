@@ -5,10 +5,11 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support_rows import HOUR_MS, NOW_MS, Life, busy, dump
+from support_rows import HOUR_MS, NOW_MS, NOW_US, Life, busy, dump
 
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
+from lodeq.engine.records.attempts import AttemptRecord, Outcome, add_attempt
 from lodeq.engine.records.events import encode_start_row
 from lodeq.engine.records.lease import decode_lease, encode_lease
 from lodeq.engine.records.result import Status
@@ -488,6 +489,25 @@ def test_a_dead_letter_without_a_place_is_dead_again(store, life):
     assert (row.attempts, row.expires_ms) == (1, forget_ms)
     assert verify(store, 0, 1) == []
     assert mend(store).is_clean
+
+
+def attempts_of(task):
+    one = AttemptRecord(1, Outcome.NACKED, NOW_US, NOW_US, b"worker", b"boom")
+    return ks.ATTEMPTS + task.id, add_attempt(None, one)
+
+
+def test_attempts_go_with_the_move_that_led_to_them(store, life):
+    """The death was lost but for its attempts; what ends the task now knows of none."""
+    task, dead, over = life.enqueue(), life.enqueue(), life.enqueue()
+    for one in (dead, over):
+        life.claim(one)
+    life.bury(dead)
+    life.complete(over)
+    store.write([attempts_of(task), attempts_of(dead), attempts_of(over)])
+    found = [one for one in verify(store, 0, 1) if one.kind == "orphan_attempts"]
+    assert {one.task_id for one in found} == {task.id, over.id}
+    assert mend(store).orphans == 2
+    assert [key[2:] for key, _ in store.scan(ks.ATTEMPTS, ks.ATTEMPTS_END, 9)] == [dead.id]
 
 
 def test_a_task_that_waits_for_its_next_attempt_waits_on_without_its_row(store, life):

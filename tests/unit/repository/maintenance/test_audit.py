@@ -112,6 +112,13 @@ def orphan_by_id(prefix: bytes) -> Callable[[Rows], None]:
     return plant
 
 
+def stray_attempts(rows: Rows) -> None:
+    """Those of a task that has not moved."""
+    _, value = rows.first(ks.ATTEMPTS)
+    _, _, task_id = rows.task(ks.READY)
+    rows.put((ks.ATTEMPTS + task_id, value))
+
+
 def duplicate_ready(rows: Rows) -> None:
     key, value, task_id = rows.task(ks.READY)
     at = ks.decode_index_key(key)
@@ -254,6 +261,7 @@ FAULTS = {
     "lease without a task": Fault(orphan_by_id(ks.LEASE), "orphan_lease"),
     "moved row without a task": Fault(orphan_by_id(ks.MOVED), "orphan_moved"),
     "payload row without a task": Fault(orphan_by_id(ks.BODY), "body"),
+    "attempts that nothing leads to": Fault(stray_attempts, "orphan_attempts"),
     "two ready rows": Fault(duplicate_ready, "double_place"),
     "leased and ready": Fault(leased_and_ready, "double_place"),
     "task without a place": Fault(no_place, "no_place"),

@@ -102,7 +102,19 @@ RANKED = [*ONE, enqueue(2, new(2, priority=9)), got(2, receipt(B))]
 
 LIMITED = [timed(one, 1) for one in PAIR]
 
+# One start, and after a kill another one within its period by the wall clock.
+RATED = [
+    timed(limited(7, rate=[1, 10 * S]), 0),
+    timed(ok(7), 0),
+    *LIMITED,
+    timed(claim(3, lease_us=90 * S), 2),
+    timed(got(3, (1, A, 1, 5)), 2),
+]
+AFTER_KILL = [timed(claim(5), 4), timed(got(5, (2, B, 1, 6)), 4)]
+
 KEPT = {
+    "a rate, and a step of the wall clock before the kill": [
+        *RATED, ["wall", 12 * S], ["wall", 2 * S], KILL, *AFTER_KILL],
     "a rate and a concurrency": [
         timed(limited(7, rate=[1, 10 * S], concurrency=1), 0), timed(ok(7), 0), *LIMITED,
         timed(claim(3, lease_us=90 * S), 2), timed(got(3, (1, A, 1, 5)), 2),
@@ -302,6 +314,7 @@ BROKEN = {
         timed(limited(7, rate=[1, 10 * S]), 0), timed(ok(7), 0), *LIMITED,
         timed(claim(3), 2), timed(got(3, (1, A, 1, 5)), 2), timed(on(4, "release"), 3),
         timed(ok(4), 3), timed(claim(5), 11), timed(got(5, (2, B, 1, 6)), 11)]),
+    "more starts than a rate, after a kill": (13, [*RATED, KILL, *AFTER_KILL]),
     "more leases than a concurrency": (13, [
         timed(limited(7, concurrency=1), 0), timed(ok(7), 0), *LIMITED,
         timed(claim(3, lease_us=9 * S), 2), timed(got(3, (1, A, 1, 5)), 2),
