@@ -619,6 +619,7 @@ class _Opening:
             if found.stamp is None:
                 continue
             if stamp is None:
+                self._check_sure(found.stamp, index)
                 stamp = found.stamp._replace(store_id=self._store_id or found.stamp.store_id)
             own = found.stamp
             if self._is_adopting and found.store.get(APPLIED) is not None:  # of another replica
@@ -640,6 +641,17 @@ class _Opening:
                 )
         return stamp
 
+    def _check_sure(self, stamp: Stamp, index: int) -> None:
+        """A whole database of another store, in the place of ours: not even a salvage takes it."""
+        sure = None if self._is_replica or self._is_detached else self._sure_id()
+        if sure is not None and stamp.store_id != sure:
+            raise RecoveryRefusedError(
+                f"the folder shard{index} holds shard {stamp.shard} of store "
+                f"{stamp.store_id.hex()}, and all else is of store {sure.hex()}: put the right "
+                "folder back",
+                shard=index,
+            )
+
     def _sure_id(self) -> bytes | None:
         """The store's id, if more than one file says it, and fewer say another."""
         paths = [watermark_path(self._root, i) for i in list_layout(self._root).watermarks]
@@ -659,7 +671,7 @@ class _Opening:
             mark = Watermark.peek(watermark_path(self._root, index))
             if mark is not None and mark.incarnation:
                 return mark.store_id
-        return None
+        return None if self._is_replica else stored_id(self._root)
 
     def _open(self, path: str, *, create: bool = False) -> RocksStore:
         return RocksStore.open(path, shared=self._shared, shards=self._count, create=create)
@@ -676,6 +688,8 @@ class _Opening:
             return
         marks = [Watermark.peek(watermark_path(self._root, index)) for index in missing]
         is_used = any(mark is not None and mark.incarnation for mark in marks)
+        if not self._is_replica:  # the last file that the first open writes
+            is_used |= stored_id(self._root) is not None
         if not self._is_adopting:  # else its log begins a shard anew, whatever the others have
             is_used |= any(found.check.newest for found in self._found)
         if self._is_shared and not is_used:

@@ -1,8 +1,9 @@
 """Tells whose a table is: of this shard, of another one, or of another store.
 
-A table says so by its rows: a stamp names its store and shard, and every id has the slot of its
-shard. So a table with another stamp is foreign, and one whose ids are all of other shards; and with
-one that is of another store, all that the same database has written. What says none of this is
+A table says so by its rows: a stamp names its store and shard, every id has the slot of its shard,
+and the row that each commit leaves in the ring says whose it is. So a table with another stamp is
+foreign, one whose commits are all somebody else's, and one whose ids are all of other shards; and
+with one that is of another store, all that the same database has written. What says none of this is
 taken for ours.
 """
 
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple
 from ...errors import CorruptionError, OpenError, StorageError
 from ..records import keyspace as ks
 from ..records.frame import attempt
-from ..records.rows import Stamp, decode_stamp
+from ..records.rows import RING_BYTES, Stamp, decode_ring, decode_stamp, owner_of, ring_owner
 from ..runtime.ids import shard_of_slot, slot_of_id
 from ..store.rocks import RocksStore
 from ..store.rocks_options import SharedMemory
@@ -36,10 +37,11 @@ _FAMILIES: Final = (
 
 
 class _Evidence(NamedTuple):
-    """What a table says of itself."""
+    """What a table says of itself. ``owners``: whose commits it has, by their ring rows."""
 
     stamp: Stamp | None
     slots: frozenset[int]
+    owners: frozenset[int]
     maker: bytes
 
 
@@ -84,8 +86,13 @@ def _evidence(path: str, scratch: str, shared: SharedMemory) -> _Evidence:
             for lower, upper in _FAMILIES
             for key, _ in store.scan(lower, upper, _ROWS_MAX)
         )
+        owners = frozenset(
+            owner_of(value)
+            for _, value in store.scan(ks.RING, ks.prefix_end(ks.RING), _ROWS_MAX)
+            if len(value) == RING_BYTES and attempt(decode_ring, value) is not None
+        )
         maker = properties_of(path).get(_MAKER, b"")
-        return _Evidence(attempt(decode_stamp, raw), slots, maker)
+        return _Evidence(attempt(decode_stamp, raw), slots, owners - {0}, maker)
     finally:
         store.close()
 
@@ -103,7 +110,12 @@ def _judge(found: Mapping[str, _Evidence], index: int, store_id: bytes | None) -
         elif stamp.shard != index:
             foreign[name] = f"shard {stamp.shard}"
         else:
-            shards = stamp.shards
+            shards, store_id = stamp.shards, stamp.store_id
+    if store_id is not None:
+        ours = ring_owner(store_id, index)
+        for name, one in found.items():
+            if one.owners and ours not in one.owners:
+                foreign.setdefault(name, _other(one.owners, store_id, shards))
     for maker in (b"", _LOADED):
         makers.pop(maker, None)
     for name, one in found.items():
@@ -114,3 +126,9 @@ def _judge(found: Mapping[str, _Evidence], index: int, store_id: bytes | None) -
         if name not in foreign and owners and index not in owners:
             foreign[name] = f"shard {', '.join(map(str, sorted(owners)))}"
     return foreign
+
+
+def _other(owners: frozenset[int], store_id: bytes, shards: int) -> str:
+    """Whose those commits are: of another shard of this store, or of another store."""
+    known = [shard for shard in range(shards) if ring_owner(store_id, shard) in owners]
+    return f"shard {', '.join(map(str, known))}" if known else "another shard or store"

@@ -120,3 +120,45 @@ def test_a_store_does_not_become_another_one(tmp_path: Path) -> None:
     strict_refuses(path)
     with pytest.raises(lodeq.RecoveryRefusedError, match=r"of store .*left out"):
         salvaged(path)
+
+
+def test_a_table_of_another_store_without_a_stamp_says_so_by_its_commits(
+    path: Path, tmp_path: Path
+) -> None:
+    fill(tmp_path / "other", "theirs")
+    foreign = max(tables(tmp_path / "other", 0), key=lambda one: one.name)
+    shutil.copyfile(foreign, max(tables(path, 0), key=lambda one: one.name))
+    strict_refuses(path)
+    found, said = salvaged(path)
+    assert found
+    assert all(one.startswith("ours") for one in found)
+    assert any("another shard or store: left out" in text for text in said), said
+
+
+def test_a_whole_database_of_another_store_is_no_shard_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path, "ours", 1)
+    fill(tmp_path / "other", "theirs", 1)
+    shutil.rmtree(path / "shard0")
+    shutil.copytree(tmp_path / "other" / "shard0", path / "shard0")
+    strict_refuses(path)
+    with pytest.raises(lodeq.RecoveryRefusedError, match="put the right folder back"):
+        salvaged(path)
+
+
+def test_a_store_whose_only_shard_is_gone_is_not_begun_anew(tmp_path: Path) -> None:
+    path, aside = tmp_path / "s", tmp_path / "aside"
+    fill(path, "ours", 1)
+    aside.mkdir()
+    for name in ("shard0", "watermark0"):
+        (path / name).rename(aside / name)
+    strict_refuses(path)
+    for name in ("shard0", "watermark0"):
+        (aside / name).rename(path / name)
+    found, said = salvaged(path)
+    assert (set(found), said) == (OURS, [])
+    shutil.rmtree(path / "shard0")
+    (path / "watermark0").unlink()
+    found, said = salvaged(path)
+    assert found == []
+    assert said, "it is said that all is gone"

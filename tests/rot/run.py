@@ -1,4 +1,4 @@
-"""``make rot``: damage closed stores in 10,000 ways and see what can be had back."""
+"""``make rot``: damage closed stores in 10,000 ways, and mix their files; see what comes back."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from crash.nursery import Nursery
 from fault.judge import BrokenError
 from fault.sites import scratch
 from ledger import Ledger
+from rot import mixed
 from rot.cases import STORES, Rig
 
 PIECE = 100
@@ -35,6 +36,14 @@ def piece(first: int, count: int) -> tuple[Counter[str], list[str]]:
     return outcomes, broken
 
 
+def mixed_files() -> int:
+    """Put files together that do not belong together; the number of cases that are broken."""
+    with tempfile.TemporaryDirectory(dir=scratch()) as folder:
+        outcomes, broken = mixed.run_all(Path(folder))
+    print(f"mixed files: {dict(sorted(outcomes.items()))}", *broken, sep="\n", flush=True)
+    return len(broken)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
@@ -47,7 +56,7 @@ def main() -> int:
         return 1 if broken else 0
     ledger, begun, total = Ledger.default(), time.monotonic(), 0
     first = ledger.next_start("rot")
-    failed = 0
+    failed = mixed_files()
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         while total < given.cases and time.monotonic() - begun < given.minutes * 60:
             start = time.monotonic()
