@@ -110,8 +110,8 @@ def _judge(found: Mapping[str, _Evidence], index: int, store_id: bytes | None) -
         elif stamp.shard != index:
             foreign[name] = f"shard {stamp.shard}"
         else:
-            shards, store_id = stamp.shards, stamp.store_id
-    if store_id is not None:
+            shards = stamp.shards
+    if store_id is not None:  # else the shard may have come from another store: a replica
         ours = ring_owner(store_id, index)
         for name, one in found.items():
             if one.owners and ours not in one.owners:
