@@ -1,14 +1,17 @@
 """Apply a repair plan to a closed store (docs/audit.md).
 
 Rows that do not decode are deleted, if they are still as the audit has seen them. Rows of another
-shard move there, unless it has a row with that key. Rows that lead to no payload are deleted, so
-that the payload is searched for. Then ``engine.recovery.repair`` makes the shards consistent:
-places, dedup keys, expiry, counters. After a crash at any step, applying the plan again goes on.
+shard move there, unless it has a row with that key; a task whose payload lies in a file moves if
+that file is in the folder of the other shard, as when tables were swapped. Rows that lead to no
+payload are deleted, so that the payload is searched for. Then ``engine.recovery.repair`` makes the
+shards consistent: places, dedup keys, expiry, counters. After a crash at any step, applying the
+plan again goes on.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Set
 from dataclasses import dataclass
 
 from ...engine.files.paths import bodies_path, normal_path
@@ -65,10 +68,11 @@ def apply_repair(
             )
         stores = [shard.store for shard in opened.shards]
         dropped, skipped = _drop(plan, stores)
-        moved, strange = _move(plan, stores)
+        found = _payloads(plan, root, stores)
+        moved, strange = _move(plan, stores, found)
         _forget_bodies(plan, stores)
         now_ms = (clock or SystemClock()).wall_us() // 1000
-        reports = _repair_shards(plan, root, opened, now_ms)
+        reports = _repair_shards(plan, root, opened, now_ms, {shard for shard, _ in found})
         sync_all(stores)
     finally:
         opened.close()
@@ -87,7 +91,22 @@ def _drop(plan: RepairPlan, stores: list[Store]) -> tuple[int, int]:
     return dropped, skipped
 
 
-def _move(plan: RepairPlan, stores: list[Store]) -> tuple[int, int]:
+def _payloads(plan: RepairPlan, root: str, stores: list[Store]) -> set[tuple[int, bytes]]:
+    """Payloads in files of the shards that tasks move to: (shard, record's id)."""
+    wanted: dict[int, set[bytes]] = {}
+    for shard, mark in plan.move:
+        raw = stores[shard].get(mark.key) if mark.key[:2] == TASK else None
+        task = attempt(decode_task, raw)
+        if task is not None and task.flags & BODY_FLAG:
+            wanted.setdefault(shard_of(mark.key[-16:], plan.shards), set()).add(task.payload)
+    return {
+        (shard, record_id)
+        for shard, records in wanted.items()
+        for record_id in BodyFolder(bodies_path(root, shard)).find(records)
+    }
+
+
+def _move(plan: RepairPlan, stores: list[Store], found: Set[tuple[int, bytes]]) -> tuple[int, int]:
     """Copy rows to where they belong, durably, then delete them where they are."""
     leaving: list[tuple[Store, Op]] = []
     skipped = 0
@@ -101,10 +120,11 @@ def _move(plan: RepairPlan, stores: list[Store]) -> tuple[int, int]:
         if mark.key[:2] in (FLOWS, OUTBOX):
             task_id = flow_slot_id(mark.key, raw)
         task = attempt(decode_task, raw) if mark.key[:2] == TASK else None
-        if task is not None and task.flags & BODY_FLAG:
+        home = shard_of(task_id, plan.shards)
+        if task is not None and task.flags & BODY_FLAG and (home, task.payload) not in found:
             skipped += 1  # its payload stays in the old shard, and so does it: audited again
             continue
-        target = stores[shard_of(task_id, plan.shards)]
+        target = stores[home]
         if target.get(mark.key) is None:
             write_patiently(target, [(mark.key, raw)])
         leaving.append((stores[shard], (mark.key, None)))
@@ -123,9 +143,9 @@ def _forget_bodies(plan: RepairPlan, stores: list[Store]) -> None:
 
 
 def _repair_shards(
-    plan: RepairPlan, root: str, opened: OpenStore, now_ms: int
+    plan: RepairPlan, root: str, opened: OpenStore, now_ms: int, look: Set[int]
 ) -> tuple[tuple[int, RepairReport], ...]:
-    look = {shard for shard, _ in plan.bodies}
+    look |= {shard for shard, _ in plan.bodies}
     reports = []
     for shard in opened.shards:
         if shard.index not in plan.settle:

@@ -146,6 +146,23 @@ def misrouted(rows: Rows) -> None:
     other.store.close()
 
 
+def misrouted_with_a_payload(rows: Rows) -> None:
+    """As where tables were swapped: the rows are elsewhere, the file of the payload is not."""
+    body, where = rows.first(
+        ks.BODY, lambda k, v: any(key[-16:] == k[2:] for key, _ in rows.all(ks.INDEX))
+    )
+    task_id = body[2:]
+    at = small.decode_body(where)
+    keys = [ks.TASK + task_id, body, ks.body_at_key(at.file, at.offset, task_id)]
+    keys += [key for key, _ in rows.all(ks.INDEX) if key[-16:] == task_id]
+    moved = [(key, rows.store.get(key)) for key in keys]
+    rows.put(*((key, None) for key in keys))
+    rows.store.flush()
+    other = Rows(rows.root, 1 - rows.shard)
+    other.put(*moved)
+    other.store.close()
+
+
 def wrong_counter(rows: Rows) -> None:
     key, value = rows.first(ks.COUNTERS)
     said = small.decode_counters(value)
@@ -266,6 +283,7 @@ FAULTS = {
     "leased and ready": Fault(leased_and_ready, "double_place"),
     "task without a place": Fault(no_place, "no_place"),
     "task in a wrong shard": Fault(misrouted, "wrong_shard"),
+    "task with a payload in a wrong shard": Fault(misrouted_with_a_payload, "wrong_shard"),
     "wrong counter": Fault(wrong_counter, "counters"),
     "no counter": Fault(no_counter, "counters"),
     "dedup key of nobody": Fault(dangling_ghost, "ghost"),
