@@ -281,7 +281,7 @@ def open_over(path: str, folder: str, memory: SharedMemory) -> Rdict:
         try:
             _lay_over(path, overlay)
         except OSError as exc:
-            raise path_error(exc, f"{exc.filename or path}: {exc.strerror}", path) from exc
+            raise path_error(exc, f"{exc.filename or path}: {exc.strerror}") from exc
         try:
             return _open_over(overlay, memory)
         except LodeqError:  # damage that RocksDB would never come back from

@@ -150,7 +150,7 @@ def finish_move(root: str) -> None:
             f"{root} was being replaced when the process ended; finishing that failed: "
             f"{exc.strerror} ({exc.filename})"
         )
-        raise path_error(exc, text, root) from exc
+        raise path_error(exc, text) from exc
 
 
 def _note_path(root: str) -> str:

@@ -71,20 +71,24 @@ def disk_error(exc: OSError, path: str) -> StorageError:
 
     It names the file that the system names; ``path`` where it names none.
     """
-    advice = "free some disk space" if is_full(exc) else "look at the disk"
-    return error_class(exc)(f"{exc.filename or path}: {exc.strerror}; {advice}")
+    return error_class(exc)(f"{exc.filename or path}: {exc.strerror}; {_advice(exc)}")
 
 
-def path_error(exc: OSError, text: str, path: str) -> StorePathError | StorageError:
-    """The error where a path cannot be used: the disk's where it fails or is full.
+def _advice(exc: OSError) -> str:
+    return "free some disk space" if is_full(exc) else "look at the disk"
+
+
+def path_error(exc: OSError, text: str, advice: str = "") -> StorePathError | StorageError:
+    """The error where a path cannot be used: the disk's where that fails or is full.
 
     Args:
         exc: what the system says.
-        text: what to say where the path is at fault.
-        path: named where the system names none.
+        text: what could not be done, and why.
+        advice: what to do where the path is at fault.
     """
-    is_of_disk = is_full(exc) or exc.errno in _FAILING
-    return disk_error(exc, path) if is_of_disk else StorePathError(text)
+    if is_full(exc) or exc.errno in _FAILING:
+        return error_class(exc)(f"{text}; {_advice(exc)}")
+    return StorePathError(f"{text}; {advice}" if advice else text)
 
 
 def short_write(what: str) -> OSError:

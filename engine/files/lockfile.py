@@ -126,7 +126,7 @@ def _open(path: str) -> int:
 
 
 def _error(exc: OSError, what: str) -> StorePathError | StorageError:
-    return path_error(exc, f"{what}: {exc.strerror}", what.split()[0])
+    return path_error(exc, f"{what}: {exc.strerror}")
 
 
 def _held_by(fd: int, path: str) -> LockedError:

@@ -331,7 +331,7 @@ def check_root(root: str) -> bool:
     except FileNotFoundError:
         return False
     except OSError as exc:
-        raise path_error(exc, f"{root}: {exc.strerror}; choose another path", root) from exc
+        raise path_error(exc, f"{root}: {exc.strerror}", "choose another path") from exc
     if stat.S_ISLNK(info.st_mode):
         raise StorePathError(f"{root} is a symbolic link: open the folder it points to")
     if not stat.S_ISDIR(info.st_mode):
@@ -371,7 +371,7 @@ def list_layout(root: str) -> Layout:
     try:
         is_open = bool(os.lstat(root).st_mode & 0o011)
     except OSError as exc:
-        raise path_error(exc, f"{root} cannot be listed: {exc.strerror}", root) from exc
+        raise path_error(exc, f"{root} cannot be listed: {exc.strerror}") from exc
     for entry in entries:
         match = _NAME.fullmatch(entry.name)
         if match is None:
@@ -398,7 +398,7 @@ def _entries(root: str) -> list[os.DirEntry[str]]:
         with os.scandir(root) as entries:
             return list(entries)
     except OSError as exc:
-        raise path_error(exc, f"{root} cannot be listed: {exc.strerror}", root) from exc
+        raise path_error(exc, f"{root} cannot be listed: {exc.strerror}") from exc
 
 
 def _check_entry(entry: os.DirEntry[str], *, folder: bool, is_open: bool) -> None:
@@ -417,7 +417,7 @@ def _check_entry(entry: os.DirEntry[str], *, folder: bool, is_open: bool) -> Non
         return  # whoever has the store open has moved or removed it; the lock will show it
     except OSError as exc:
         text = f"{entry.path} cannot be looked at: {exc.strerror}"
-        raise path_error(exc, text, entry.path) from exc
+        raise path_error(exc, text) from exc
     _check_owner(entry.path, info, is_open=is_open)
     if names:
         raise StorePathError(f"{names[0]} is neither a plain file nor a folder: remove it")
@@ -468,4 +468,4 @@ def make_root(root: str) -> None:
             fsync_dir(os.path.dirname(path))
     except OSError as exc:
         text = f"{root} cannot be created: {exc.strerror} ({exc.filename})"
-        raise path_error(exc, text, root) from exc
+        raise path_error(exc, text) from exc

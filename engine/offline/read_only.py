@@ -90,7 +90,7 @@ def look_at(path: str | os.PathLike[str]) -> LookedAt:
         shutil.rmtree(work, ignore_errors=True)
         mark.release()
         if isinstance(exc, OSError):
-            raise path_error(exc, f"{exc.filename or root}: {exc.strerror}", root) from exc
+            raise path_error(exc, f"{exc.filename or root}: {exc.strerror}") from exc
         if isinstance(exc, CorruptionError) and not isinstance(exc, RecoveryRefusedError):
             raise RecoveryRefusedError(
                 f"{root}: what every open reads cannot be read ({exc}): open it with its service, "

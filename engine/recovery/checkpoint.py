@@ -395,7 +395,7 @@ def check_target(root: str) -> None:
     except FileNotFoundError:
         return
     except OSError as exc:
-        raise path_error(exc, f"{root}: {exc.strerror}; choose another path", root) from exc
+        raise path_error(exc, f"{root}: {exc.strerror}", "choose another path") from exc
 
 
 def copy_verified(source: str, target: str, mark: FileMark) -> None:

@@ -221,7 +221,7 @@ def _open(path: str, mode: int, shard: int) -> int:
             shard=shard,
         ) from exc
     except OSError as exc:
-        raise path_error(exc, f"{path} cannot be opened: {exc.strerror}", path) from exc
+        raise path_error(exc, f"{path} cannot be opened: {exc.strerror}") from exc
 
 
 def _read(fd: int, path: str, shard: int) -> WatermarkState:

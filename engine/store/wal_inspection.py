@@ -77,7 +77,7 @@ def check_folder(path: str, *, create: bool, cut: bool = False) -> None:
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)
         except OSError as exc:
-            raise path_error(exc, f"not a folder for a store: {path!r}: {exc}", path) from exc
+            raise path_error(exc, f"not a folder for a store: {path!r}: {exc}") from exc
     elif not _is_file(os.path.join(path, "CURRENT")):
         raise StorePathError(f"no store at {path!r}")
     try:
@@ -96,7 +96,7 @@ def _is_file(path: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as exc:
-        raise path_error(exc, f"{path}: {exc.strerror}", path) from exc
+        raise path_error(exc, f"{path}: {exc.strerror}") from exc
 
 
 def _check_logs(path: str, *, cut: bool) -> bool:

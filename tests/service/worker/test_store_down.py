@@ -45,6 +45,7 @@ async def logged(caplog, count: int) -> None:
         await anyio.lowlevel.checkpoint()
 
 
+@pytest.mark.slow
 @on_loop
 async def test_a_worker_that_starts_before_its_server_works_once_that_is_there(caplog):
     with socket_path() as path:

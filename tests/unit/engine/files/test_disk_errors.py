@@ -11,9 +11,10 @@ from lodeq.engine.files.disk_errors import (
     is_disk_text,
     is_full,
     is_full_text,
+    path_error,
     short_write,
 )
-from lodeq.errors import StorageError, StorageFullError
+from lodeq.errors import StorageError, StorageFullError, StorePathError
 
 
 def failed(code, name=None):
@@ -46,6 +47,15 @@ def test_what_rocksdb_says_of_a_disk_that_fails():
         "Corruption: bad block",
     ):
         assert not is_disk_text(text)
+
+
+def test_a_path_is_to_blame_unless_the_disk_is():
+    said = path_error(failed(errno.EACCES), "p cannot be read", "choose another path")
+    assert (type(said), str(said)) == (StorePathError, "p cannot be read; choose another path")
+    said = path_error(failed(errno.EIO), "p cannot be read", "choose another path")
+    assert (type(said), str(said)) == (StorageError, "p cannot be read; look at the disk")
+    said = path_error(failed(errno.ENOSPC), "p cannot be made")
+    assert (type(said), str(said)) == (StorageFullError, "p cannot be made; free some disk space")
 
 
 def test_the_file_that_the_system_names_comes_first():

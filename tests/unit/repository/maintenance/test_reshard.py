@@ -374,7 +374,9 @@ def test_a_reshard_whose_last_sync_fails_says_where_both_stores_are(
         assert f"{root}.2-shards" in said
         assert "Input/output error" in said
         assert sorted(os.listdir(tmp_path)) == ["store", "store.2-shards", "store.moving"]
-        with pytest.raises(lodeq.StorePathError, match="Input/output"):  # not durable even now
+        with pytest.raises(
+            lodeq.StorageError, match="that failed: Input/output"
+        ):  # not durable even now
             asyncio.run(look(root, 3))
         assert os.path.exists(f"{root}.moving")
     synced = []
