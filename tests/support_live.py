@@ -1,8 +1,8 @@
 """Copies of stores that are open."""
 
-import contextlib
 import os
 import shutil
+from pathlib import Path
 from typing import Any
 
 __all__ = ["copy_live"]
@@ -11,11 +11,15 @@ __all__ = ["copy_live"]
 def copy_live(source: str | os.PathLike[str], target: str | os.PathLike[str], **how: Any) -> None:
     """What a kill at this moment would leave. ``how`` as ``shutil.copytree`` has it.
 
-    RocksDB removes files that it has no use for in the background: they may go meanwhile.
+    RocksDB makes and removes files in the background: where it did, the copy is made again.
     """
-
-    def copy(one: str, to: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.copy2(one, to)
-
-    shutil.copytree(source, target, copy_function=copy, **how)
+    while True:
+        before = sorted(Path(source).rglob("*"))
+        try:
+            shutil.copytree(source, target, **how)
+        except shutil.Error:  # files that have gone meanwhile
+            pass
+        else:
+            if before == sorted(Path(source).rglob("*")):
+                return
+        shutil.rmtree(target, ignore_errors=True)

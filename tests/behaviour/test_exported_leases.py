@@ -1,9 +1,8 @@
 """Leases of workers in other processes end when they end, however often the store is opened."""
 
-import shutil
-
 import pytest
 from support_behaviour import StillClock, sound
+from support_live import copy_live
 
 import lodeq
 from lodeq import LeaseLostError
@@ -29,7 +28,7 @@ def store(tmp_path):
         def killed(self):
             self.images += 1
             image = tmp_path / f"image{self.images}"
-            shutil.copytree(self.path, image)
+            copy_live(self.path, image)
             image.chmod(0o700)
             return image
 

@@ -1,9 +1,8 @@
 """The life of what is known of ended tasks: values go with the retention, rows with the history."""
 
-import shutil
-
 import pytest
 from support_behaviour import StillClock
+from support_live import copy_live
 
 import lodeq
 import lodeq.testing
@@ -381,12 +380,7 @@ async def test_a_drop_of_values_that_a_kill_interrupts_goes_on(tmp_path, turns):
         await engine.complete_many([(lease, b"value") for lease in leases])
         await engine.fsync()
         await clock.advance(61, turns=turns)
-        while True:
-            shutil.rmtree(tmp_path / "image", ignore_errors=True)
-            before = sorted((tmp_path / "s").rglob("*"))
-            shutil.copytree(tmp_path / "s", tmp_path / "image", symlinks=True)
-            if before == sorted((tmp_path / "s").rglob("*")):
-                break
+        copy_live(tmp_path / "s", tmp_path / "image", symlinks=True)
     (tmp_path / "image").chmod(0o700)
     async with lodeq.open(tmp_path / "image", clock=clock) as engine:
         assert (await engine.queue("mail").stats()).results == 600

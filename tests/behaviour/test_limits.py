@@ -6,6 +6,7 @@ import random
 import shutil
 
 import pytest
+from support_live import copy_live
 
 import lodeq
 import lodeq.testing
@@ -378,7 +379,7 @@ def opening(tmp_path, clock):
 async def killed(engine, tmp_path):
     """Leave what the death of the process would: the folder as it is now."""
     await engine.fsync()
-    shutil.copytree(tmp_path / "s", tmp_path / "image", symlinks=True)
+    copy_live(tmp_path / "s", tmp_path / "image", symlinks=True)
     await engine.close()
     shutil.rmtree(tmp_path / "s")
     (tmp_path / "image").chmod(0o700)

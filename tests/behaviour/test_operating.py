@@ -1,10 +1,10 @@
 """What operators do: look, pause, purge, redrive, check, copy."""
 
 import asyncio
-import shutil
 
 import pytest
 from support_behaviour import StillClock, drain, in_memory, payloads, settle, sound
+from support_live import copy_live
 
 import lodeq
 from lodeq import ALL_TENANTS, Backoff, LeaseLostError, NewTask
@@ -296,7 +296,7 @@ async def test_an_exported_lease_restarts_with_the_longest_length_it_was_given(t
                 await lease.heartbeat(seconds)
         await engine.fsync()
         assert (await engine.stats()).shards[0].commits == commits + 1
-        shutil.copytree(path, image)
+        copy_live(path, image)
         image.chmod(0o700)
     async with lodeq.open(image, clock=clock) as engine:
         queue = engine.queue("mail")

