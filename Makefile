@@ -111,8 +111,8 @@ bench-jobs-docs: .venv/.stamp ## Write docs/benchmarks-jobs.md from what both ha
 sim: .venv/.stamp ## Simulate: SEED=17 repeats one world, SEEDS=2000 runs that many more
 	$(BIN)/python tests/sim/run.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000)) $(ARGS)
 
-planted: .venv/.stamp ## Plant known bugs in copies of the package: the simulation must find each
-	$(BIN)/python tests/sim/planted.py
+planted: .venv/.stamp ## Plant known bugs: the simulation must find each; SAMPLE="11 42": what `make test` finds from there
+	$(if $(SAMPLE),PYTHONPATH=tests $(BIN)/python tests/planted_sample.py $(SAMPLE),$(BIN)/python tests/sim/planted.py)
 
 crash: .venv/.stamp ## Kill and reopen 10,000 times in each durability mode
 	$(BIN)/python tests/crash/run.py $(ARGS)
