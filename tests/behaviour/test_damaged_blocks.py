@@ -341,6 +341,7 @@ async def test_whatever_scan_meets_damage_ends_compaction(tmp_path, clock, name)
         assert not store._is_compacting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, 5])
 async def test_a_load_beside_a_damaged_block_waits_and_poisons_nothing(tmp_path, clock, delay):
     async def fill(engine):
@@ -381,6 +382,7 @@ async def test_a_load_that_comes_in_behind_a_damaged_block_ends(tmp_path, clock,
         assert (await engine.ingest("j")).jobs[0].state == "known"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, 5])
 async def test_a_load_whose_rows_lie_in_a_known_range_is_found(tmp_path, clock, delay):
     """It comes past the commit loop, which would have mirrored them."""

@@ -250,6 +250,7 @@ async def test_a_load_of_format_1_is_staged_again(tmp_path: Path, monkeypatch: A
         await sound(engine)
 
 
+@pytest.mark.slow
 @on_loop
 async def test_a_reshard_brings_secret_and_count_along(tmp_path: Path) -> None:
     path, clock = tmp_path / "s", StillClock()

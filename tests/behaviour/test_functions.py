@@ -92,6 +92,7 @@ async def test_the_longest_not_published_give_way(monkeypatch) -> None:
         assert names(await engine.functions()) == ["old1", "old2", "send"]
 
 
+@pytest.mark.slow
 @on_loop
 async def test_ten_thousand_are_published_in_slices() -> None:
     async with in_memory(shards=2) as engine:

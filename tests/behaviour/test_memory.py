@@ -83,6 +83,7 @@ async def test_ended_leases_behind_one_that_lives(tmp_path: Path, mode: Mode, en
         assert first.is_live
 
 
+@pytest.mark.slow
 @on_loop
 async def test_leases_whose_lengths_all_differ(tmp_path: Path) -> None:
     async with opened(tmp_path) as engine:
@@ -123,6 +124,7 @@ async def test_served_polls_behind_one_that_waits(tmp_path: Path, mode: Mode, li
         waiting.cancel()
 
 
+@pytest.mark.slow
 @on_loop
 async def test_polls_that_were_cancelled_behind_one_that_waits(tmp_path: Path) -> None:
     async with opened(tmp_path) as engine:
@@ -138,6 +140,7 @@ async def test_polls_that_were_cancelled_behind_one_that_waits(tmp_path: Path) -
         waiting.cancel()
 
 
+@pytest.mark.slow
 @on_loop
 async def test_a_stream_lets_go_of_what_it_has_handed_out(tmp_path: Path) -> None:
     async with opened(tmp_path) as engine:
@@ -153,6 +156,7 @@ async def test_a_stream_lets_go_of_what_it_has_handed_out(tmp_path: Path) -> Non
             assert payloads_held(SIZE) - before <= FEW
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [SIZE, 100_000], ids=["in the tree", "in a body file"])
 @on_loop
 async def test_what_reads_and_waits_holds_nothing(tmp_path: Path, size: int) -> None:

@@ -110,6 +110,7 @@ async def test_priorities_and_tenants_read_ahead_as_well(
         assert len(sizes) < 100
 
 
+@pytest.mark.slow
 async def test_what_is_held_is_bounded_over_many_lanes(
     clock: StillClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

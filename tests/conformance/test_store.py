@@ -423,6 +423,7 @@ def apply(store, views, step):
             return [getattr(view, name)(*args) for view in (store, *views)]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(steps, st.sampled_from([1, 3, SKIPS]))
 def test_both_stores_answer_alike(steps, skips):

@@ -124,6 +124,7 @@ ALLOWED = {
 STORES = [path for path in PACKAGE if top_of(path) != "pipeline"]  # Spark's options are its own
 
 
+@pytest.mark.slow
 def test_nothing_runs_what_was_stored():
     assert len(STORES) > 250
     none_of(

@@ -67,6 +67,7 @@ def links(page):
     return re.findall(r'(?:href|src|action|data-live)="([^"]*)"', page.text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/jobs", "/ops/deep/jobs", "/queues", "/live"])
 async def test_every_link_of_every_page_stays_below_the_mount(engine, task, path):
     host = Host(engine, path)

@@ -251,6 +251,7 @@ async def test_halves_of_many_frames(engine):
     assert serving.hub.held_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "wait"), [(8, 0), (8, 50), (2000, 0), (2000, 50)])
 async def test_a_client_that_does_not_read_its_claims(engine, links, limit, wait):
     """What is made for it is bounded, however many claims it sends at once."""

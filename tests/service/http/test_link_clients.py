@@ -334,6 +334,7 @@ async def test_a_cancelled_claim_takes_nothing(pair):
     assert (await inner.queue("mail").stats()).ready == 1
 
 
+@pytest.mark.slow
 @asyncio_only
 async def test_a_server_that_hangs_is_given_up(monkeypatch, anyio_backend):
     async with lodeq.testing.open() as inner:

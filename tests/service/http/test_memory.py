@@ -23,6 +23,7 @@ def anyio_backend():
     return "asyncio"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_ended", [False, True], ids=["leased", "completed"])
 async def test_what_was_handed_out_is_let_go_of(tmp_path, is_ended):
     with only_new():

@@ -85,6 +85,7 @@ async def test_what_was_caught_up_on_is_not_done_again():
         assert ticks == ["12:00"]
 
 
+@pytest.mark.slow
 async def test_a_time_zone_and_its_summer():
     app, ticks = ticking("30 2 * * *", tz="Europe/Berlin")
     clock = ManualClock(datetime(2030, 3, 29, 12, tzinfo=UTC))  # summer time from the 31st

@@ -122,6 +122,7 @@ files = st.lists(
 ).map(sorted)
 
 
+@pytest.mark.slow
 @given(spans, files, st.integers(1, 9))
 @settings(max_examples=300, deadline=None)
 def test_cuts_are_together_what_they_were(bounds, tables, parts):

@@ -438,6 +438,7 @@ def test_a_sparse_file_is_read_by_blocks(tmp_path: Path) -> None:
             assert kinds(list(items)) == [Record, Record, Record, Hole]
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(data=st.data(), variant=st.sampled_from(list(Variant)))
 def test_anything_is_read_without_another_error(data: st.DataObject, variant: Variant) -> None:
