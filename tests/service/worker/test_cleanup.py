@@ -305,3 +305,31 @@ async def test_drain_gives_time_for_cleanup_as_well(clock):
         assert isinstance(report, lodeq.worker.DrainReport)
         assert report.dead == 1
     assert connection.log == ["rolled back", "given back"]
+
+
+def test_on_trio_what_is_shielded_is_waited_for():
+    """trio cancels by level: a cleanup that waits has to be shielded, as everywhere in trio."""
+    log, app = [], App()
+
+    @app.task("q", timeout=10, max_attempts=1)
+    async def work() -> None:
+        try:
+            clock.jump(11)
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.lowlevel.checkpoint()
+                log.append("shielded")
+            await anyio.lowlevel.checkpoint()
+            log.append("never")
+
+    clock = StillClock()
+
+    async def main():
+        async with in_memory(clock) as engine, app.use(engine):
+            receipt = await work.enqueue()
+            await app.drain(errors="keep")
+            return (await engine.get(receipt.id)).reason
+
+    assert anyio.run(main, backend="trio").startswith("timed out")
+    assert log == ["shielded"]
