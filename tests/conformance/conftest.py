@@ -1,18 +1,17 @@
 """Every loop and every store is in the quick tier; every pair of them in the proof."""
 
+from pathlib import Path
+
 import pytest
 
+HERE = Path(__file__).resolve().parent
 QUICK = {("asyncio", "rocks"), ("trio", "memory")}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        params = (
-            item.callspec.params
-            if isinstance(item, pytest.Function) and hasattr(item, "callspec")
-            else {}
-        )
-        if {"anyio_backend", "form"} <= params.keys():
-            loop, (store, _) = params["anyio_backend"], params["form"]
-            if (loop if isinstance(loop, str) else loop[0], store) not in QUICK:
-                item.add_marker(pytest.mark.slow)
+    for item in items:  # those of all folders
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        match params.get("anyio_backend"), params.get("form"):
+            case ((str(loop) | (str(loop), _)), (str(store), int())) if HERE in item.path.parents:
+                if (loop, store) not in QUICK:
+                    item.add_marker(pytest.mark.slow)

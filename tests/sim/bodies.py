@@ -68,7 +68,7 @@ class SimBodyFiles:
         self.v1: dict[int, int] = {}
         last = store.scan_last(BODY_AT, BODY_AT_END)
         noted = store.get(BODY_FILES)
-        self.next_number = max(
+        self.first_number = self.next_number = max(
             1,
             *(number + 1 for number in disk.files),
             0 if last is None else decode_body_at_key(last[0])[0] + 1,
