@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,17 @@ class SimBodyFiles:
 
     def read_row(self, row: BodyRow) -> bytes | None:
         return self.read(Location(row.file, row.offset, row.size), row.record_id)
+
+    def problem(self, number: int, rows: Sequence[BodyRow]) -> str:
+        records = self._disk.files.get(number)
+        if records is None:
+            return f"{number}.sim is missing"
+        if any(at.id == row.record_id for row in rows if (at := records.get(row.offset))):
+            return ""
+        return f"{number}.sim is cut short, or holds other payloads"
+
+    def gone(self) -> list[int]:
+        return []
 
     def another_reader(self) -> SimBodyFiles:
         return self
