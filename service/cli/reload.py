@@ -61,8 +61,7 @@ def supervise(arguments: Sequence[str], folder: Path) -> int:
     sources, pause = Sources(folder), Event()
     with _signals() as received:
         while True:
-            # Not in our group: a terminal's Ctrl-C comes to us, and from us to the worker, once.
-            child = subprocess.Popen([sys.executable, "-c", _MAIN, *arguments], process_group=0)
+            child = subprocess.Popen([sys.executable, "-c", _MAIN, *arguments])
             try:
                 status = _watch(child, sources, received)
                 if status == 0 or received:
@@ -109,7 +108,7 @@ def _stop(child: subprocess.Popen[bytes]) -> int:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Note SIGTERM and SIGINT; the child gets its SIGTERM from us."""
+    """Note SIGTERM and SIGINT, which the child gets from us, or from the terminal as well."""
     received: list[int] = []
     before = {
         number: signal.signal(number, lambda got, _: received.append(got))

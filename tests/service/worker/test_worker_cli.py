@@ -129,32 +129,6 @@ async def {name}() -> None: ...
 
 
 @pytest.mark.slow
-def test_a_reloaded_worker_hears_of_a_signal_to_the_group_once(tmp_path):
-    """A terminal sends Ctrl-C to the whole group: a second signal would cut the grace short."""
-    (tmp_path / "my_page.py").write_text(PAGE.format(name="send"))
-    main = "from lodeq.service.cli.entry import main; main()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", main, "worker", "my_page:app", "--reload"],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
-    try:
-        for line in child.stderr:
-            if "16 at once: send" in line:
-                os.killpg(child.pid, signal.SIGINT)
-                break
-        rest = child.stderr.read()
-        assert child.wait(60) == 0
-    finally:
-        child.kill()
-        child.wait()
-        child.stderr.close()
-    assert rest.count("stops") == rest.count("SIGTERM: worker") == 1
-
-
-@pytest.mark.slow
 def test_reload_starts_again_when_a_source_changes(tmp_path):
     page = tmp_path / "my_page.py"
     page.write_text(PAGE.format(name="send"))
