@@ -151,7 +151,7 @@ def _inspect_blocks(
 
 
 def properties_of(path: str) -> dict[bytes, bytes]:
-    """What a table says of how it was made; empty where that cannot be read. Raises ``OSError``."""
+    """Read how a table was made; empty where that cannot be read. Raises ``OSError``."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         size = os.fstat(fd).st_size

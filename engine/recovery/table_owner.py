@@ -37,7 +37,7 @@ _FAMILIES: Final = (
 
 
 class _Evidence(NamedTuple):
-    """What a table says of itself. ``owners``: whose commits it has, by their ring rows."""
+    """Claims of a table about itself. ``owners``: whose commits it has, by their ring rows."""
 
     stamp: Stamp | None
     slots: frozenset[int]

@@ -37,7 +37,8 @@ def absent_files(shard: Shard) -> list[str]:
     for number, row in list(bodies.absent.items()):
         if number in found:
             continue
-        if problem := bodies.problem(shard.overlay, row):
+        is_needed = next(live_bodies(shard, number), None) is not None
+        if is_needed and (problem := bodies.problem(shard.overlay, row)):
             found[number] = problem
         else:
             del bodies.absent[number]

@@ -87,7 +87,7 @@ class Load:
 
     @property
     def policy(self) -> Conflict:
-        """What to do about a key or an id that is held, as things stand."""
+        """Return what is done about a key or an id that is held, as things stand."""
         asked = self.manifest.conflict
         return "skip" if self.is_decided and asked == "error" else asked
 

@@ -141,7 +141,7 @@ class Bodies:
         return body
 
     def waits_for(self, overlay: Overlay, task_id: bytes) -> str:
-        """What a task waits for whose payload could not be read: a file that is not the right one.
+        """Say why a task waits whose payload could not be read: its file is not the right one.
 
         Empty: its record is lost, or known to be. What is wrong is kept in ``absent``.
 

@@ -18,7 +18,7 @@ from anyio import current_time, fail_after, move_on_after
 
 from ...client.documents.problems import CONTENT_TYPE, problem_of
 from ...errors import AccessDeniedError, BusyError, LodeqError, PayloadTooLargeError, UsageError
-from ..shared.origin import foreign_of
+from ..shared.origin import CONNECTION, foreign_of
 from .admission import Refusals, TooManyError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Guard:
         refused = _malformed(scope)
         if refused is None:
             refused = self._refusal(scope["headers"], headers, scope["path"], scope["method"])
-        if refused is not None and (one := scope.get("state", {}).get("connection")) is not None:
+        if refused is not None and (one := scope.get("state", {}).get(CONNECTION)) is not None:
             one.admission.strange(one)
         if refused is None and not self._is_taken_in(scope, headers):
             refused = TooManyError("the server has as many callers as it accepts: try again"), 503
@@ -146,7 +146,7 @@ class Guard:
 
     def _is_taken_in(self, scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
         """Whether the connection may become a known one; other servers than ours have no limit."""
-        one = scope.get("state", {}).get("connection")
+        one = scope.get("state", {}).get(CONNECTION)
         if one is None:
             return True
         if not self._is_admitted(headers, scope["path"]):  # nothing is required there
@@ -229,7 +229,7 @@ class _Counted:
 
 
 def _malformed(scope: Scope) -> tuple[LodeqError, int] | None:
-    """What is wrong with a head, whoever sends it."""
+    """Find a fault of a request's head, whoever sends it: the error and its status."""
     n_bytes = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
     n_tokens = 0
     for name, value in scope["headers"]:

@@ -13,6 +13,7 @@ from ...client.documents.wire import JSON, MSGPACK_FORM, Form, form_of
 from ...engine.runtime.task_id import TaskId
 from ...errors import LodeqError, UsageError
 from ...repository.tasks.lease import Lease
+from ..shared.origin import CONNECTION
 from .admission import Admission
 from .document_reader import id_of, read, read_query, stored_of
 from .guard import RefusedError
@@ -184,7 +185,7 @@ class RequestContext:
         Raises:
             TooManyError: as many polls wait as may; those go on.
         """
-        connection = self._request.scope.get("state", {}).get("connection")
+        connection = self._request.scope.get("state", {}).get(CONNECTION)
         if not hasattr(connection, "has_ended"):  # of another server, or a link
             with self._admission.polling():
                 return await self._poll(call, empty, claim)
@@ -200,7 +201,7 @@ class RequestContext:
     @property
     def _admission(self) -> Admission:
         """The listener's; the application's where it runs under another server than ours."""
-        connection = self._request.scope.get("state", {}).get("connection")
+        connection = self._request.scope.get("state", {}).get(CONNECTION)
         found: Admission = self.server.admission if connection is None else connection.admission
         return found
 

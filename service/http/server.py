@@ -23,6 +23,7 @@ from anyio import CancelScope, move_on_after, sleep
 from ...client.documents.problems import CONTENT_TYPE, problem_of
 from ...client.transport.layout import FIRST_BYTE
 from ...errors import UsageError
+from ..shared.origin import CONNECTION
 from .admission import Admission, Refusals, TooManyError, has_unread
 from .app import make_app
 from .guard import ALWAYS, ANSWERS_BYTES_MAX, HEAD_BYTES_MAX, Settings
@@ -153,7 +154,7 @@ class _Protocol(H11Protocol):
         super().__init__(*args, **options)
         self._gate = gate
         self.logger = _Counting(gate.refusals, self.loop)  # type: ignore[assignment]
-        self.app_state = {**self.app_state, "connection": self}  # the guard finds it in the scope
+        self.app_state = {**self.app_state, CONNECTION: self}  # the guard finds it in the scope
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -267,7 +268,7 @@ class _Protocol(H11Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """What has been written and not been taken by the system yet."""
+        """Bytes that were written and that the system has not taken yet."""
         return self.transport.get_write_buffer_size()
 
     def cut(self) -> None:

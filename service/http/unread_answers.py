@@ -16,7 +16,7 @@ class Reader(Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """What has been written and not been taken by the system yet."""
+        """Bytes that were written and that the system has not taken yet."""
 
     def cut(self) -> None:
         """Close it at once."""

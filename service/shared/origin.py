@@ -10,7 +10,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-__all__ = ["foreign_of", "host_of"]
+__all__ = ["CONNECTION", "foreign_of", "host_of"]
+
+# Our server puts a request's connection there, in the state of its scope. An application that
+# mounts us under another server may have a ``connection`` of its own in that state.
+CONNECTION: Final = "lodeq.connection"
 
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
 

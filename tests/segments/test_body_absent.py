@@ -71,6 +71,23 @@ async def test_tasks_whose_file_is_away_step_behind_and_come_when_it_is_back(
         assert list((await rig.engine.verify()).findings) == []
 
 
+@pytest.mark.parametrize("harm", [take_away, cut, replace])
+@on_loop
+async def test_a_file_that_no_task_needs_any_more_is_not_waited_for(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    async with Opened(tmp_path) as rig:
+        await rig.fill(3)
+        await rig.fill(3)
+        rig.bodies.files._reader.close()
+        harm(tmp_path)
+        assert await claimed(rig) == [b"000", b"001", b"002"]  # of the other file
+        assert not (await rig.engine.health()).ok
+        assert await rig.queue.purge() == 3
+        assert (await rig.engine.health()).ok
+        assert rig.bodies.absent == {}
+
+
 @on_loop
 async def test_a_damaged_record_still_buries_its_task_alone(tmp_path: Path) -> None:
     async with Opened(tmp_path) as rig:

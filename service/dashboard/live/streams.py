@@ -15,6 +15,7 @@ from anyio import CancelScope, Lock
 from starlette.responses import Response, StreamingResponse
 
 from ....errors import BusyError, LodeqError
+from ...shared.origin import CONNECTION
 from ..host import PollRegister
 from ..renderer import HEADERS
 from ..source import Source
@@ -55,10 +56,15 @@ class _Stream(StreamingResponse):
         self._name = name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = scope.get("state", {}).get("connection")
+        connection = scope.get("state", {}).get(CONNECTION)
         try:
+            if (
+                connection is not None and connection.has_ended
+            ):  # it sends no more, and has gone
+                await Response(status_code=204)(scope, receive, send)
+                return
             if connection is not None:
-                connection.is_polling = True  # a client that sends no more has gone
+                connection.is_polling = True
             await super().__call__(scope, receive, send)
         finally:
             if connection is not None:

@@ -153,7 +153,7 @@ class LinkConnection(LinkPort, asyncio.Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """What has been written and not been taken by the system yet."""
+        """Bytes that were written and that the system has not taken yet."""
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     def cut(self) -> None:

@@ -10,10 +10,11 @@ from support_dashboard import TOKEN, app_of, row, watch
 from support_http import serving
 
 import lodeq.testing
-from lodeq.service.dashboard.live.streams import SHARE, STREAMS_MAX
+from lodeq.service.dashboard.live.streams import SHARE, STREAMS_MAX, _Stream
 from lodeq.service.dashboard.renderer import Pages
 from lodeq.service.dashboard.routes import Dashboard
 from lodeq.service.http.guard import Settings
+from lodeq.service.shared.origin import CONNECTION
 
 pytestmark = pytest.mark.anyio
 
@@ -299,3 +300,30 @@ async def test_a_page_that_nobody_watches_is_forgotten(engine, clock):
                 assert len(board._streams._pages) == 1
         await until(lambda: not board._streams._pages)
     assert board._streams.open == 0
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+async def test_a_stream_touches_no_state_of_the_application_and_serves_nobody_who_has_gone(is_ours):
+    sent, left = [], []
+
+    class Ended:
+        has_ended, is_polling = True, False
+
+    class Left:
+        def leave(self, name):
+            left.append(name)
+
+    async def shown():
+        yield b"event"
+
+    async def receive():
+        await anyio.sleep_forever()
+
+    async def send(message):
+        sent.append(message)
+
+    state = {CONNECTION: Ended()} if is_ours else {"connection": object()}
+    scope = {"type": "http", "state": state, "asgi": {"spec_version": "2.4"}}
+    await _Stream(Left(), "page", shown())(scope, receive, send)
+    assert left == ["page"]
+    assert sent[0]["status"] == (204 if is_ours else 200)
