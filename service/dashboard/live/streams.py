@@ -58,9 +58,7 @@ class _Stream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = scope.get("state", {}).get(CONNECTION)
         try:
-            if (
-                connection is not None and connection.has_ended
-            ):  # it sends no more, and has gone
+            if connection is not None and connection.has_ended:  # it sends no more, and has gone
                 await Response(status_code=204)(scope, receive, send)
                 return
             if connection is not None:
