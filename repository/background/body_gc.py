@@ -153,10 +153,13 @@ class BodyGC:
             for shard in self._core.hosted:
                 bodies, left = shard.bodies, -1
                 while bodies is not None and not self._is_stopping:
+                    was_busy = any(map(bodies.is_busy, bodies.to_look))  # a pass beside this one
                     await self.step(shard)
-                    if len(bodies.to_look) == left:
+                    is_busy = any(map(bodies.is_busy, bodies.to_look))
+                    if len(bodies.to_look) == left and not (was_busy or is_busy):
                         break
                     left = len(bodies.to_look)
+                    await self._core.spawner.checkpoint()
         finally:
             self.quiet_s = quiet_s
 
