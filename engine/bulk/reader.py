@@ -4,8 +4,12 @@ RocksDB and rocksdict write into whatever they open: a log, a lock, a file of se
 opened is an *overlay*: a temporary folder with a symbolic link to each file of the shard. It works
 on a read-only mount and for files of another user, and readers go side by side.
 
-A live folder can be opened in the same way. Its files come and go, so an open that meets one that
-has just gone is tried again; once open, every table is held by a descriptor, whatever is removed.
+A live folder can be opened in the same way. Its files come and go, so what is opened is what it was
+at a moment at which nothing changed: the manifest is copied, every file is held by a descriptor,
+and if the manifest is still the same, these are the files it names. The links lead to the
+descriptors, so however fast the owner flushes and compacts, it can be opened. Where there are no
+such links (elsewhere than on Linux), or too many files to hold, they lead to the files, and an open
+that meets one that has gone is tried again. Once open, RocksDB holds every table.
 
 ``scan`` takes rocksdict's fast path, which ends silently where a block is damaged. So wherever it
 ends before its bound, the place is looked at again with an iterator that reports it.
@@ -13,6 +17,7 @@ ends before its bound, the place is looked at again with an iterator that report
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -44,6 +49,10 @@ BATCH_BYTES: Final = 8 << 20
 _FIRST_ROWS: Final = 64
 _SLICE_ROWS: Final = 2048
 _TRIES_MAX: Final = 16
+_LOOKS_MAX: Final = 64  # at a folder that changes: a few system calls each
+_HELD_MAX: Final = 256  # of the 1,024 descriptors that a process often has
+_DESCRIPTORS: Final = "/proc/self/fd"
+_CURRENT: Final = "CURRENT"
 _LEFT_OUT: Final = ("LOCK", "LOG")
 _CONFIG: Final = "rocksdict-config.json"
 
@@ -276,23 +285,30 @@ def open_over(path: str, folder: str, memory: SharedMemory) -> Rdict:
 
     Raises: as ``open_shard``.
     """
-    for attempt in range(_TRIES_MAX):
-        overlay = os.path.join(folder, str(attempt))
-        try:
-            _lay_over(path, overlay)
-        except OSError as exc:
-            raise path_error(exc, f"{exc.filename or path}: {exc.strerror}") from exc
-        try:
-            return _open_over(overlay, memory)
-        except LodeqError:  # damage that RocksDB would never come back from
-            if attempt + 1 == _TRIES_MAX or not _has_changed(path, overlay):
-                raise
-        except Exception as exc:
-            error = translate(exc, "open")
-            is_moving = "No such file" in str(exc) or _has_changed(path, overlay)
-            if not is_moving or attempt + 1 == _TRIES_MAX:
-                raise type(error)(f"{path}: {error}") from exc
-            shutil.rmtree(overlay, ignore_errors=True)
+    held: dict[str, int] = {}
+    try:
+        for attempt in range(_TRIES_MAX):
+            overlay = os.path.join(folder, str(attempt))
+            try:
+                _lay_over(path, overlay, held)
+            except OSError as exc:
+                raise path_error(exc, f"{exc.filename or path}: {exc.strerror}") from exc
+            try:
+                db = _open_over(overlay, memory)
+                _link_to_files(path, overlay, held)
+                return db
+            except LodeqError:  # damage that RocksDB would never come back from
+                if attempt + 1 == _TRIES_MAX or not _has_changed(path, overlay):
+                    raise
+            except Exception as exc:
+                error = translate(exc, "open")
+                is_moving = "No such file" in str(exc) or _has_changed(path, overlay)
+                if not is_moving or attempt + 1 == _TRIES_MAX:
+                    raise type(error)(f"{path}: {error}") from exc
+                shutil.rmtree(overlay, ignore_errors=True)
+    finally:
+        for descriptor in held.values():
+            os.close(descriptor)
     raise OpenError(f"{path} keeps changing: read a snapshot of it")
 
 
@@ -305,19 +321,87 @@ def _open_over(overlay: str, memory: SharedMemory) -> Rdict:
     return Rdict(overlay, options, {"default": options}, access)
 
 
-def _lay_over(path: str, overlay: str) -> None:
+def _lay_over(path: str, overlay: str, held: dict[str, int]) -> None:
+    """Make ``overlay``: links to the files of ``path``, with the manifest as it was with them."""
     os.mkdir(overlay, 0o700)
-    for name in os.listdir(path):
-        source = os.path.join(path, name)
-        if name.startswith(_LEFT_OUT) or name.endswith(".dbtmp"):
+    names, frozen = _freeze(path, held)
+    for name, content in frozen.items():
+        with open(os.path.join(overlay, name), "xb") as file:
+            file.write(content)
+    for name in names - frozen.keys():
+        source, link = os.path.join(path, name), os.path.join(overlay, name)
+        if name in held:
+            os.symlink(f"{_DESCRIPTORS}/{held[name]}", link)
             continue
         try:
             if name == _CONFIG:  # rocksdict writes it anew
-                shutil.copyfile(source, os.path.join(overlay, name))
+                shutil.copyfile(source, link)
             elif stat.S_ISREG(os.stat(source).st_mode):
-                os.symlink(os.path.abspath(source), os.path.join(overlay, name))
+                os.symlink(os.path.abspath(source), link)
         except FileNotFoundError:
             continue  # a live folder: the open finds out whether it is missed
+
+
+def _freeze(path: str, held: dict[str, int]) -> tuple[set[str], dict[str, bytes]]:
+    """The names in ``path``, and what CURRENT and the manifest said with just these there.
+
+    A table or a log is removed only after the manifest says so. ``held`` follows the names: a
+    descriptor of each of the newest files.
+    """
+    for _ in range(_LOOKS_MAX):
+        frozen = _read_manifest(path)
+        names = {
+            name
+            for name in os.listdir(path)
+            if not (name.startswith(_LEFT_OUT) or name.endswith(".dbtmp"))
+        }
+        _hold(path, names - frozen.keys() - {_CONFIG}, held)
+        if _read_manifest(path) == frozen:
+            return names, frozen
+    raise OpenError(f"{path} keeps changing: read a snapshot of it")
+
+
+def _read_manifest(path: str) -> dict[str, bytes]:
+    """CURRENT and the manifest it names; nothing if they cannot be read: the open says why."""
+    try:
+        with open(os.path.join(path, _CURRENT), "rb") as file:
+            current = file.read()
+        manifest = os.path.basename(current.decode("ascii").strip())
+        with open(os.path.join(path, manifest), "rb") as file:
+            return {_CURRENT: current, manifest: file.read()}
+    except (OSError, ValueError):
+        return {}
+
+
+def _hold(path: str, names: set[str], held: dict[str, int]) -> None:
+    """Have a descriptor of each of the newest ``names``, and of nothing else."""
+    if not os.path.isdir(_DESCRIPTORS):
+        return
+    newest = sorted(names, key=lambda name: (len(name), name), reverse=True)[:_HELD_MAX]
+    for name in held.keys() - set(newest):
+        os.close(held.pop(name))
+    for name in newest:
+        if name in held:
+            continue
+        try:
+            descriptor = os.open(
+                os.path.join(path, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+            )
+        except OSError as exc:
+            if exc.errno in (errno.EMFILE, errno.ENFILE):
+                return
+            continue  # it has gone, or the open says what is wrong
+        held[name] = descriptor
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(held.pop(name))
+
+
+def _link_to_files(path: str, overlay: str, held: dict[str, int]) -> None:
+    """Have the links lead to the files: the descriptors are let go."""
+    for name in held:
+        link = os.path.join(overlay, name)
+        os.remove(link)
+        os.symlink(os.path.abspath(os.path.join(path, name)), link)
 
 
 def _has_changed(path: str, overlay: str) -> bool:
@@ -325,5 +409,5 @@ def _has_changed(path: str, overlay: str) -> bool:
         now = {n for n in os.listdir(path) if not n.startswith(_LEFT_OUT)}
     except OSError:
         return False
-    linked = {n for n in os.listdir(overlay) if os.path.islink(os.path.join(overlay, n))}
-    return now - {_CONFIG} != linked
+    laid = {n for n in os.listdir(overlay) if not n.startswith(_LEFT_OUT)}
+    return now - {_CONFIG} != laid - {_CONFIG}
