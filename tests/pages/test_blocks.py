@@ -33,6 +33,22 @@ SHELL = re.compile(
 )
 LODEQ = re.compile(r"^(?:\$ )?(lodeq .*)$", re.MULTILINE)
 TIMEOUT_S = 60
+# Runs scripts, a folder a line, each in a child of its own: what all import is imported once.
+RUNNER = """
+import asyncio, os, runpy, sys
+import lodeq, lodeq.journal, lodeq.sync, lodeq.testing, lodeq.worker
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        os.chdir(line.rstrip())
+        told = os.open("told", os.O_CREAT | os.O_WRONLY, 0o600)
+        os.dup2(told, 1), os.dup2(told, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.path[0] = os.getcwd()
+        runpy.run_path("example.py", run_name="__main__")
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 AWAITING = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -55,18 +71,25 @@ def modules() -> list[str]:
     return ["lodeq", *(name for name in found if name != "lodeq.setup")]  # the build's own
 
 
-@pytest.mark.parametrize("code", list(examples()))
-def test_example(code: str, tmp_path: Path) -> None:
-    (tmp_path / "example.py").write_text(code, "utf-8")
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "example.py"],
-        cwd=tmp_path,
-        capture_output=True,
+@pytest.fixture(scope="module")
+def runner() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", RUNNER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
+    ) as process:
+        yield process
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize("code", list(examples()))
+def test_example(code: str, tmp_path: Path, runner: subprocess.Popen[str]) -> None:
+    (tmp_path / "example.py").write_text(code, "utf-8")
+    assert runner.stdin
+    assert runner.stdout
+    print(tmp_path, file=runner.stdin, flush=True)
+    assert runner.stdout.readline() == "0\n", (tmp_path / "told").read_text("utf-8")
 
 
 def test_every_module_imports_and_the_examples_in_its_docstrings_run() -> None:
