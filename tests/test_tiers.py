@@ -14,7 +14,7 @@ TESTS = Path(__file__).resolve().parent
 
 def samples():
     """The files that have one."""
-    mark, here = "\n@pytest.mark.sample\n", Path(__file__)
+    mark, here = "pytest.mark.sample", Path(__file__)
     files = [path for path in sorted(TESTS.rglob("test_*.py")) if path != here]
     return [path for path in files if mark in path.read_text("utf-8")]
 
