@@ -1,7 +1,8 @@
 """The connections of a client to its server, async and blocking. The only module with httpx.
 
 A client speaks the binary protocol of docs/link.md (``framed``) where its server does, and HTTP
-where it does not, for what fits no frame, and over a transport that it is given.
+where it does not, for what fits no frame, and over a transport that it is given. On asyncio that is
+``http_connection``; for trio and for threads, and over what is given, it is httpx.
 
 A repeatable call whose answer is lost is sent once more. Any other lost write raises
 ``CommitUnknownError``, since it may have happened; a lost read raises ``UnreachableError``.
@@ -16,9 +17,9 @@ from math import inf
 from ssl import SSLContext
 from threading import Event
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
-from anyio import CancelScope, sleep
+from anyio import CancelScope, current_time, sleep
 
 from ...errors import (
     BusyError,
@@ -42,6 +43,8 @@ from .target import FramedTarget, GivenUp
 
 try:
     import httpx
+
+    from .http_connection import Address, Answer, HttpConnection, LostError
 except ImportError as exc:
     raise UsageError('a client needs an extra: pip install "lodeq[http]"') from exc
 
@@ -49,9 +52,15 @@ __all__ = ["SyncTransport", "Target", "Transport"]
 
 _IDLE_MAX: Final = 32
 _KEPT_ALIVE_S: Final = 30.0  # shorter than the server keeps them: no request meets a closing one
-_LOST: Final = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError, httpx.ReadTimeout)
+_LOST: Final = (
+    LostError,
+    httpx.RemoteProtocolError,
+    httpx.ReadError,
+    httpx.WriteError,
+    httpx.ReadTimeout,
+)
 _NO_ANSWER: Final = (UnreachableError, CommitUnknownError)
-_NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, OSError)
 
 
 class Target:
@@ -75,6 +84,9 @@ class Target:
             self.base = _base(f"http://{url[6:]}" if is_tcp else url)
             self._address = _host_and_port(url) if is_tcp else None
         self._tls: SSLContext | None = None
+        parts = urlsplit(self.base)
+        self._root = quote(parts.path, safe="/%:@!$&'()*+,;=~")
+        self._host, self._port = parts.hostname or "", parts.port
         self.url = url
         self.timeout_s = timeout_s
         self.connect_s = connect_s  # over the link, hello included
@@ -85,6 +97,10 @@ class Target:
                 raise UsageError("the token must be printable ASCII")
             self.headers["authorization"] = f"Bearer {token}"
         self._token = token
+        shown = f"[{self._host}]" if ":" in self._host else self._host.encode("idna").decode()
+        shown = shown if self._port is None else f"{shown}:{self._port}"
+        lines = [f"host: {shown}", *(f"{name}: {value}" for name, value in self.headers.items())]
+        self._head = "\r\n".join(["", *lines, ""])
 
     @property
     def framed(self) -> FramedTarget | None:
@@ -96,9 +112,33 @@ class Target:
     def transport_options(self) -> dict[str, Any]:
         """Options of an httpx transport, async or blocking."""
         limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEPT_ALIVE_S)
+        return {"uds": self.uds, "limits": limits, "verify": self._certificates()}
+
+    def _certificates(self) -> SSLContext:
         if self._tls is None:  # one for all: certificates are read from files
             self._tls = httpx.create_ssl_context(verify=self.base.startswith("https:"))
-        return {"uds": self.uds, "limits": limits, "verify": self._tls}
+        return self._tls
+
+    def address(self) -> Address:
+        """Where HTTP is spoken."""
+        if self.uds is not None:
+            return Address(self.uds, None)
+        if self.base.startswith("https:"):
+            return Address(self._host, self._port or 443, self._certificates())
+        return Address(self._host, self._port or 80)
+
+    def request_bytes(self, call: Call) -> bytes:
+        """The call as HTTP/1.1, or a ``UsageError`` if an argument cannot be encoded."""
+        try:
+            query = f"?{urlencode(call.query)}" if call.query else ""
+            head = f"{call.method} {self._root}{call.path}{query} HTTP/1.1{self._head}"
+            if call.method != "POST":
+                return f"{head}\r\n".encode("ascii")
+            content = FORM.dumps({} if call.doc is None else call.doc)
+            form = f"content-type: {FORM.content_type}\r\ncontent-length: {len(content)}"
+            return f"{head}{form}\r\n\r\n".encode("ascii") + content
+        except (TypeError, ValueError, OverflowError) as exc:  # a lone surrogate, an object
+            raise UsageError(f"{call.method} {call.path}: cannot be sent: {exc}") from exc
 
     def request(self, call: Call) -> httpx.Request:
         """The call as httpx sends it, or a ``UsageError`` if an argument cannot be encoded."""
@@ -156,17 +196,16 @@ def _host_and_port(url: str) -> tuple[str, int]:
     return parts.hostname or "", parts.port
 
 
-def _read(response: httpx.Response, *, is_closed: bool) -> Any:
-    content_type = response.headers.get("content-type", "")
-    if response.is_success:
-        if not content_type.startswith(FORM.content_type):
-            raise UsageError(f"this is no lodeq server: it answers {content_type!r}")
-        return FORM.loads(response.content)
+def _read(answer: Answer, *, is_closed: bool) -> Any:
+    if 200 <= answer.status < 300:
+        if not answer.content_type.startswith(FORM.content_type):
+            raise UsageError(f"this is no lodeq server: it answers {answer.content_type!r}")
+        return FORM.loads(answer.content)
     try:
-        doc: object = json.loads(response.content)
+        doc: object = json.loads(answer.content)
     except ValueError:
-        doc = response.text
-    error = error_of(doc, response.status_code)
+        doc = answer.content.decode("utf-8", "replace")
+    error = error_of(doc, answer.status)
     # Its store is closed, not this client: another server may follow.
     if isinstance(error, ClosedError) and not is_closed:
         raise UnreachableError(f"the server is stopping, and has not done it: {error}")
@@ -180,6 +219,10 @@ def _is_on_asyncio() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _answer_of(response: httpx.Response, content: bytes) -> Answer:
+    return Answer(response.status_code, response.headers.get("content-type", ""), content)
 
 
 class Transport:
@@ -198,10 +241,8 @@ class Transport:
         is_given_up: GivenUp | None = None,
     ) -> None:
         self.target = target
-        self._given = transport
-        # Each transport serves one call at a time: a shared one searches all its connections at
-        # each call, and an httpx client would add redirects, cookies and proxies.
-        self._idle: list[httpx.AsyncBaseTransport] = []
+        self._idle: list[HttpConnection] = []
+        self._by_httpx: httpx.AsyncBaseTransport | None = transport
         self._pending: set[CancelScope] = set()
         self._lines = {lane: Line(lane, target.timeout_s) for lane in Lane}
         self._is_closed = False
@@ -285,35 +326,48 @@ class Transport:
                 return await self._over_link(call)
             except (NotSpokenError, TooLargeError):
                 pass
-        if self._given is not None:
-            return await self._ask(self._given, call)
-        if self._idle:
-            transport = self._idle.pop()
-        else:
-            transport = httpx.AsyncHTTPTransport(**self.target.transport_options())
-        try:
-            return await self._ask(transport, call)
-        finally:
-            if len(self._idle) < _IDLE_MAX and not self._is_closed:
-                self._idle.append(transport)
-            else:
-                with CancelScope(shield=True):
-                    await transport.aclose()
-
-    async def _ask(self, transport: httpx.AsyncBaseTransport, call: Call) -> Any:
         for is_last in (not call.is_repeatable, True):
             try:
-                response = await transport.handle_async_request(self.target.request(call))
-                try:
-                    await response.aread()
-                finally:
-                    await response.aclose()
-            except httpx.HTTPError as exc:
+                answer = await self._ask(call)
+            except (httpx.HTTPError, LostError, OSError) as exc:
                 if is_last or not isinstance(exc, _LOST):
                     raise self.target.lost(call, exc) from exc
             else:
-                return _read(response, is_closed=self._is_closed)
+                return _read(answer, is_closed=self._is_closed)
         raise InvariantError("the last try neither returned nor raised")
+
+    async def _ask(self, call: Call) -> Answer:
+        if self._by_httpx is None and not _is_on_asyncio():
+            self._by_httpx = httpx.AsyncHTTPTransport(**self.target.transport_options())
+        if self._by_httpx is not None:
+            response = await self._by_httpx.handle_async_request(self.target.request(call))
+            try:
+                content = await response.aread()
+            finally:
+                await response.aclose()
+            return _answer_of(response, content)
+        request = self.target.request_bytes(call)
+        least_s = self.target.timeout_s if call.timeout_s is None else call.timeout_s
+        connection = self._idle_one()
+        if connection is None:
+            connection = await HttpConnection.open(self.target.address(), least_s)
+        try:
+            return await connection.ask(request, least_s + call.wait_s)
+        finally:
+            if connection.is_open and len(self._idle) < _IDLE_MAX and not self._is_closed:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    def _idle_one(self) -> HttpConnection | None:
+        """The connection that was used last, if the server still has it."""
+        now = current_time()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open and now - connection.idle_since < _KEPT_ALIVE_S:
+                return connection
+            connection.close()
+        return None
 
     async def aclose(self) -> None:
         """Close the connections. Whoever waits for an answer gets ``ClosedError``."""
@@ -323,10 +377,10 @@ class Transport:
         with CancelScope(shield=True):
             if self._framed is not None:
                 await self._framed.aclose()
-            if self._given is not None:
-                await self._given.aclose()
+            if self._by_httpx is not None:
+                await self._by_httpx.aclose()
             while self._idle:
-                await self._idle.pop().aclose()
+                self._idle.pop().close()
 
 
 class SyncTransport:
@@ -340,7 +394,9 @@ class SyncTransport:
     ) -> None:
         self.target = target
         self._given = transport
-        self._idle: list[httpx.BaseTransport] = []  # see ``Transport``
+        # Each transport serves one call at a time: a shared one searches all its connections at
+        # each call, and an httpx client would add redirects, cookies and proxies.
+        self._idle: list[httpx.BaseTransport] = []
         self._lines = {lane: SyncLine(lane, target.timeout_s) for lane in Lane}
         self._is_closed = False
         self._closing = Event()
@@ -424,7 +480,7 @@ class SyncTransport:
             try:
                 response = transport.handle_request(self.target.request(call))
                 try:
-                    response.read()
+                    content = response.read()
                 finally:
                     response.close()
             except httpx.HTTPError as exc:
@@ -433,7 +489,7 @@ class SyncTransport:
                 if is_last or not isinstance(exc, _LOST):
                     raise self.target.lost(call, exc) from exc
             else:
-                return _read(response, is_closed=self._is_closed)
+                return _read(_answer_of(response, content), is_closed=self._is_closed)
         raise InvariantError("the last try neither returned nor raised")
 
     def close(self) -> None:

@@ -557,6 +557,30 @@ async def test_an_answer_that_nobody_reads(raw, engine, monkeypatch):
     await engine.queue("mail").purge()
 
 
+async def test_a_head_without_an_end(raw):
+    """It is cut while it comes, not once it is whole."""
+    connection = await raw()
+    await connection.send("GET /v1/stats HTTP/1.1\r\nHost: localhost\r\n")
+    await connection.send("X-Long: " + "x" * module.HEAD_BYTES_MAX)
+    answer = await connection.rest()
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"head is larger than 32768 bytes" in answer
+
+
+async def test_many_requests_before_the_first_is_answered(raw, engine):
+    """Each that waits takes memory, a hundred times of what was sent for it."""
+    wait = "GET /v1/tasks/{}/result?wait=30 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    task_id = (await engine.queue("mail").enqueue(b"")).id
+    few, many = await raw(), await raw()
+    get = "GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = get.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n")
+    await few.send(get * module.PIPELINED_MAX + last)
+    assert (await few.rest()).count(b"HTTP/1.1 200") == module.PIPELINED_MAX + 1
+    await many.send(wait.format(task_id) + get * (module.PIPELINED_MAX + 1))
+    assert (await many.rest()).startswith(b"HTTP/1.1 400")
+    await engine.cancel(task_id)
+
+
 async def test_not_http_at_all(raw):
     connection = await raw()
     await connection.send("\x16\x03\x01\x02\x00\x01\x00 tls?\r\n\r\n")
