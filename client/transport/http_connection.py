@@ -109,6 +109,10 @@ class HttpConnection(asyncio.Protocol):
         asked: asyncio.Future[Answer] = self._loop.create_future()
         self._asked = asked
         self._transport.write(request)
+        self._unsent_bytes = self._transport.get_write_buffer_size()
+        if self._timer is not None and self._timer.when() > self._heard_at + patience_s:
+            self._timer.cancel()  # of a request with more patience
+            self._timer = None
         if self._timer is None:
             self._look_later()
         try:

@@ -35,7 +35,7 @@ async def serve(tmp_path):
             writer.close()
 
         path = str(tmp_path / f"{len(servers)}.sock")
-        servers.append(await asyncio.start_unix_server(meet, path))
+        servers.append(await asyncio.start_unix_server(meet, path, limit=16 << 20))
         return await HttpConnection.open(Address(path, None), PATIENCE_S), asked
 
     yield start
@@ -123,6 +123,29 @@ async def test_no_answer_in_time(serve):
     with pytest.raises(LostError, match="in time"):
         await connection.ask(b"GET / HTTP/1.1\r\n\r\n", 0.0)
     assert not connection.is_open
+
+
+async def test_patience_is_that_of_the_request(serve):
+    connection, _ = await serve(HEAD + b"content-length: 1\r\n\r\nx", [], b"")
+    assert (await ask(connection)).content == b"x"
+    with pytest.raises(LostError, match="in time"):
+        async with asyncio.timeout(PATIENCE_S / 2):
+            await connection.ask(b"GET / HTTP/1.1\r\n\r\n", 0.0)
+
+
+async def test_a_server_that_reads_slowly_is_waited_for(serve):
+    """Whoever takes what is sent, however slowly, is not overdue."""
+    connection, _ = await serve([], b"")
+    asking = asyncio.create_task(connection.ask(b"x" * (8 << 20), PATIENCE_S))
+    await asyncio.sleep(0)
+    connection._heard_at -= 2 * PATIENCE_S
+    connection._unsent_bytes += 1  # a byte has gone since
+    connection._look()
+    assert connection._timer is not None
+    connection._heard_at -= 2 * PATIENCE_S
+    connection._look()
+    with pytest.raises(LostError, match="in time"):
+        await asking
 
 
 async def test_a_cancelled_request_closes_the_connection(serve):
