@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["make_app"]
 
 _log = logging.getLogger("lodeq.http")
+_OFTEN = ("enqueue", "claim", "complete", "heartbeat")  # routes are tried one by one
 _READ_ONLY = (
     'here everybody may only read, as its dashboard\'s access="read" says: give it "write", or '
     'let clients write beside it with guarded(settings, clients="write")'
@@ -73,7 +74,7 @@ def make_app(
     _document()  # made once, before anybody waits
     own = [
         Route(f"/v1{one.path}", _endpoint(server, one), methods=[one.method], name=one.name)
-        for one in OPERATIONS
+        for one in sorted(OPERATIONS, key=lambda one: one.name not in _OFTEN)
     ]
     own.append(Route("/v1/openapi.json", _openapi))
     app = Starlette(

@@ -14,7 +14,15 @@ from lodeq.service.cli.catalogue import SECTIONS
 
 LISTED = {name: told for section in SECTIONS.values() for name, (_, told) in section.items()}
 
-HTTP = ("httpx", "uvicorn", "starlette", "grpc", "lodeq.service.http", "lodeq.service.cluster")
+HTTP = (
+    "httptools",
+    "httpx",
+    "uvicorn",
+    "starlette",
+    "grpc",
+    "lodeq.service.http",
+    "lodeq.service.cluster",
+)
 OTHERS = ("lodeq.replication", "lodeq.service.worker", "lodeq.service.processes", *HTTP)
 ENGINE = ("rocksdict", "asyncio", "lodeq.repository.api", "lodeq.engine", "lodeq.segments")
 COMMANDS = ("lodeq.service.cli.commands", "lodeq.service.cli.maintenance")
