@@ -51,6 +51,7 @@ except ImportError as exc:
 __all__ = ["SyncTransport", "Target", "Transport"]
 
 _IDLE_MAX: Final = 32
+_IN_PATH: Final = "/%:@!$&'()*+,;=~"  # what is already as it is sent
 _KEPT_ALIVE_S: Final = 30.0  # shorter than the server keeps them: no request meets a closing one
 _LOST: Final = (
     LostError,
@@ -85,7 +86,7 @@ class Target:
             self._address = _host_and_port(url) if is_tcp else None
         self._tls: SSLContext | None = None
         parts = urlsplit(self.base)
-        self._root = quote(parts.path, safe="/%:@!$&'()*+,;=~")
+        self._root = quote(parts.path, safe=_IN_PATH)
         self._host, self._port = parts.hostname or "", parts.port
         self.url = url
         self.timeout_s = timeout_s
@@ -131,7 +132,8 @@ class Target:
         """The call as HTTP/1.1, or a ``UsageError`` if an argument cannot be encoded."""
         try:
             query = f"?{urlencode(call.query)}" if call.query else ""
-            head = f"{call.method} {self._root}{call.path}{query} HTTP/1.1{self._head}"
+            path = quote(call.path, safe=_IN_PATH)
+            head = f"{call.method} {self._root}{path}{query} HTTP/1.1{self._head}"
             if call.method != "POST":
                 return f"{head}\r\n".encode("ascii")
             content = FORM.dumps({} if call.doc is None else call.doc)

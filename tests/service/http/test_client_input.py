@@ -221,3 +221,35 @@ def test_a_socket_may_have_any_name(path):
 def test_an_address(url, base):
     assert Target(url, None, 1.0).base == base
     assert httpx.URL(base)
+
+
+def test_a_path_adds_no_line_and_no_word_to_a_request():
+    target = Target("http://127.0.0.1:1/pre fix", None, 1.0)
+    call = calls.Call("GET", "/tasks/a b\r\nx: y\u00e9", query={"limit": "1 \r\n"})
+    first, *rest = target.request_bytes(call).split(b"\r\n")
+    assert first == (b"GET /pre%20fix/v1/tasks/a%20b%0D%0Ax:%20y%C3%A9?limit=1+%0D%0A HTTP/1.1")
+    assert [line.partition(b":")[0] for line in rest] == [
+        b"host",
+        b"accept",
+        b"user-agent",
+        b"",
+        b"",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://Example.ORG", b"example.org"),
+        ("http://b\u00fccher.example:80/x", b"xn--bcher-kva.example:80"),
+        ("http://[::1]:8765", b"[::1]:8765"),
+        ("https://user:secret@host:443", b"host:443"),
+        ("unix:///run/l.sock", b"lodeq"),
+    ],
+)
+def test_the_host_of_a_request(url, host):
+    request = Target(url, "t0ken", 1.0).request_bytes(calls.Call("POST", "/tasks", doc={}))
+    head, _, body = request.partition(b"\r\n\r\n")
+    assert b"host: " + host in head.split(b"\r\n")
+    assert b"authorization: Bearer t0ken" in head.split(b"\r\n")
+    assert b"content-length: %d" % len(body) in head.split(b"\r\n")
