@@ -1,9 +1,9 @@
 """The server: uvicorn, with limits on slow clients and a shutdown that answers long polls.
 
-uvicorn bounds neither the size of a request's head nor its time, and an idle connection but not one
-that never sends anything; it waits for ever for a client that does not read, and writes the head
-and the body of an answer one by one. ``_Protocol`` adds what is missing. Signals are the caller's:
-uvicorn's own handler would end the process before the engine is closed.
+uvicorn bounds the size of a request's head but not its time, and an idle connection but not one
+that never sends anything; it waits for ever for a client that does not read. ``_Protocol`` adds
+these limits. Signals are the caller's: uvicorn's own handler would end the process before the
+engine is closed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from anyio import CancelScope, move_on_after, sleep
@@ -31,8 +32,9 @@ from .link.serving import LinkServing
 from .unread_answers import UnreadAnswers
 
 try:
+    import h11
     import uvicorn
-    from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as exc:
     raise UsageError('the HTTP service needs an extra: pip install "lodeq[http]"') from exc
 
@@ -56,8 +58,13 @@ GRACE_S: Final = 10.0
 LINGER_S: Final = 0.25  # for what a client that is turned away is just writing
 STOP_LOOK_S: Final = 0.02  # between looks whether the requests of a stop have ended
 CUT_S: Final = 1.0  # what was cancelled has to end by then, or is left behind
-PIPELINED_MAX: Final = 64  # requests behind the one that is answered; then it is cut
-HELD_BYTES_MAX: Final = 64 << 10  # of an answer, joined to one write
+# Of a request, as h11 has it; the third: it offers another protocol as well, which nobody takes.
+_WHOLE: Final = (
+    h11.DONE,
+    h11.MUST_CLOSE,
+    h11.MIGHT_SWITCH_PROTOCOL,  # type: ignore[attr-defined]  # documented, and left out of __all__
+    h11.CLOSED,
+)
 BACKLOG: Final = 2048  # connections that wait to be accepted
 ACCEPTS: Final = 64  # accepted in one turn of the loop, before the others can send their heads
 
@@ -140,49 +147,9 @@ class _Counting:
         self._log_error(message, *args, **options)
 
 
-class _OneWrite:
-    """The transport of an answer: its head waits for its body, for a turn of the loop at most."""
-
-    __slots__ = ("_held", "_held_bytes", "_loop", "_transport")
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._held: list[bytes] = []
-        self._held_bytes = 0
-
-    def write(self, data: bytes) -> None:
-        """Write with what comes next."""
-        self._held_bytes += len(data)
-        if self._held_bytes > HELD_BYTES_MAX:
-            self.flush()
-            self._transport.write(data)
-            return
-        if not self._held:
-            self._loop.call_soon(self.flush)
-        self._held.append(data)
-
-    def flush(self) -> None:
-        """Write what is held."""
-        held, self._held, self._held_bytes = self._held, [], 0
-        if held:
-            self._transport.write(b"".join(held))
-
-    def close(self) -> None:
-        """Close it, once everything is written."""
-        self.flush()
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        """Whether it is closed, or about to be."""
-        return self._transport.is_closing()
-
-
-class _Protocol(HttpToolsProtocol):
+class _Protocol(H11Protocol):
     """One connection."""
 
-    _head_bytes = 0  # of a head that has not come to its end
-    _is_whole = True  # the last request has come to its end
     _is_new = True
     _is_leaving = False
     has_ended = False  # the client sends no more
@@ -198,7 +165,6 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._answers = _OneWrite(transport, self.loop)
         self.admission = self._gate.admission_of(transport)
         self._arm()
         self.admission.arrived(self)
@@ -239,12 +205,7 @@ class _Protocol(HttpToolsProtocol):
             if links is not None:  # neither HTTP nor TLS begins so
                 self._become_link(links, data)
                 return
-        if self._is_whole:
-            self._head_bytes += len(data)
         super().data_received(data)
-        if self._is_whole and self._head_bytes > HEAD_BYTES_MAX:
-            self._head_bytes = 0
-            self.send_400_response(f"The request's head is larger than {HEAD_BYTES_MAX} bytes.")
         if self.cycle is None or self.cycle.response_complete:
             if self._slow is None:
                 self._arm()
@@ -269,22 +230,10 @@ class _Protocol(HttpToolsProtocol):
         """
         self.has_ended = True
         is_asked = self.cycle is not None and not self.cycle.response_complete
-        return is_asked and self._is_whole and not self.is_polling
-
-    def on_headers_complete(self) -> None:
-        self._head_bytes = 0
-        self._is_whole = False
-        if len(self.pipeline) >= PIPELINED_MAX:
-            raise UsageError("too many requests before the first is answered")
-        super().on_headers_complete()
-        self.cycle.transport = self._answers  # type: ignore[assignment]  # all that a cycle calls
-
-    def on_message_complete(self) -> None:
-        self._is_whole = True
-        super().on_message_complete()
+        is_whole = self.conn.their_state in _WHOLE
+        return is_asked and is_whole and not self.is_polling
 
     def on_response_complete(self) -> None:
-        self._answers.flush()
         self.admission.answered(self)
         super().on_response_complete()
         if not self.cycle.response_complete:  # a request that had arrived behind it
@@ -298,18 +247,23 @@ class _Protocol(HttpToolsProtocol):
 
     def _answer_early(self, status: int, content_type: bytes, body: bytes) -> bool:
         """Answer what has not reached the application; False: it cannot be, and is closed."""
-        cycle = self.cycle
-        if cycle is not None and cycle.response_started and not cycle.response_complete:
-            self.transport.abort()  # in the middle of another answer
-            return False
-        headers = (
+        headers = [
             (b"content-type", content_type),
-            (b"content-length", b"%d" % len(body)),
+            (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
             *ALWAYS,
-        )
-        head = [b"%b: %b\r\n" % header for header in headers]
-        self.transport.write(b"".join((STATUS_LINE[status], *head, b"\r\n", body)))
+        ]
+        reason = HTTPStatus(status).phrase.encode()
+        try:
+            for event in (
+                h11.Response(status_code=status, headers=headers, reason=reason),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:  # in the middle of another answer
+            self.transport.abort()
+            return False
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -459,6 +413,7 @@ class AppServer:
             "server_header": False,
             "proxy_headers": False,
             "timeout_keep_alive": int(IDLE_S),
+            "h11_max_incomplete_event_size": HEAD_BYTES_MAX,
             "backlog": ACCEPTS,
             "timeout_graceful_shutdown": grace_s,
         }
