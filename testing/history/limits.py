@@ -44,6 +44,7 @@ class LimitRule:
         # By task: its queue, and until when its lease certainly lives.
         self._live: dict[int, tuple[str, int]] = {}
         self._ids: dict[str, int] = {}  # numbers of these tasks by id
+        self._cancelled: set[str] = set()  # a cancel was invoked, and has not answered False
         self._wall_less_mono_us = 0
         self._stepped = 0  # number of the record of the wall clock's last step
         self.checked = 0  # starts of queues with a limit
@@ -63,6 +64,7 @@ class LimitRule:
             for number, _ in params.get("pairs", ()):
                 self._end(number)
         elif call.kind == "cancel":
+            self._cancelled.add(params["id"])
             self._end(self._ids.get(params["id"], -1))
         elif call.kind == "heartbeat" and params["n"] in self._live:
             queue, until_us = self._live[params["n"]]
@@ -84,6 +86,8 @@ class LimitRule:
         """
         if call.kind == "configure":
             self._set(call, at, now_us)
+        elif call.kind == "cancel" and not answer:
+            self._cancelled.discard(call.params["id"])
         elif call.kind == "claim" and self._queues:
             if call.at > self._stepped:
                 self._wall_less_mono_us = call.wall_us - call.mono_us
@@ -108,7 +112,8 @@ class LimitRule:
             limits = self._queues.get(queue)
             if limits is None:
                 continue
-            self._live[number] = queue, until_us
+            if task_id not in self._cancelled:  # by now it may be over
+                self._live[number] = queue, until_us
             self._ids[task_id] = number
             if call.at < limits.since:
                 continue
@@ -161,6 +166,7 @@ class LimitRule:
         """The process is gone, and its leases with it; exported ones are not counted on."""
         self._live.clear()
         self._ids.clear()
+        self._cancelled.clear()
         self._is_loose = False
         for limits in self._queues.values():
             limits.older += [

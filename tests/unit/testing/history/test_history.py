@@ -120,6 +120,11 @@ KEPT = {
         timed(claim(3, lease_us=90 * S), 2), timed(got(3, (1, A, 1, 5)), 2),
         timed(on(4, "complete"), 3), timed(claim(5), 11), timed(ok(4), 11),
         timed(got(5, (2, B, 1, 6)), 12)],
+    "cancelled before the claim that took it is answered": [
+        timed(limited(7, concurrency=1), 0), timed(ok(7), 0), *LIMITED,
+        timed(claim(3, lease_us=9 * S), 2), timed(["i", 4, "cancel", {"id": A}], 3),
+        timed(got(3, (1, A, 1, 5)), 3), timed(ok(4, True), 3),
+        timed(claim(5, lease_us=9 * S), 4), timed(got(5, (2, B, 1, 6)), 4)],
     "a limit that is taken back": [
         timed(limited(7, rate=[1, 10 * S], concurrency=1), 0), timed(ok(7), 0), *LIMITED,
         timed(claim(3, lease_us=90 * S), 2), timed(got(3, (1, A, 1, 5)), 2),
