@@ -362,7 +362,8 @@ async def test_cancel(engine, queue, state):
             await lease.complete()
 
 
-async def test_a_lease_ends_with_its_block(engine, queue):
+async def test_a_lease_ends_with_its_block(engine):
+    queue = engine.queue("mail", backoff=lodeq.Backoff("fixed", base=600))
     receipts = await queue.enqueue_many([lodeq.NewTask(n) for n in range(3)])
     one, two, three = await queue.claim(limit=3)
     async with one:
