@@ -110,7 +110,9 @@ class Guard:
                     await self._drain(receive)
                 await refuse(send, *refused)
             return
-        counted = _Counted(self, receive, self._settings)
+        connection = scope.get("state", {}).get(CONNECTION)
+        is_here = getattr(connection, "has_whole_request", False)
+        counted = _Counted(self, receive, self._settings, is_here=is_here)
         sent = False
 
         async def note(message: Message) -> None:
@@ -196,12 +198,18 @@ class Guard:
 
 
 class _Counted:
-    """A request's ``receive``, with a limit on its time and its bytes."""
+    """A request's ``receive``, with a limit on its time and its bytes.
 
-    def __init__(self, guard: Guard, receive: Receive, settings: Settings) -> None:
+    ``is_here``: all of the request has arrived, so that there is nothing to wait for.
+    """
+
+    def __init__(
+        self, guard: Guard, receive: Receive, settings: Settings, *, is_here: bool
+    ) -> None:
         self._guard = guard
         self._receive = receive
         self._settings = settings
+        self._is_here = is_here
         self._is_whole = False
         self._deadline_mono = current_time() + settings.body_wait_s
         self.bytes = 0
@@ -209,11 +217,10 @@ class _Counted:
     async def __call__(self) -> Message:
         if self._is_whole:
             return await self._receive()
-        try:
-            with fail_after(self._deadline_mono - current_time()):
-                message = await self._receive()
-        except TimeoutError as exc:
-            raise RefusedError(BusyError("the request's body did not arrive in time"), 408) from exc
+        if self._is_here:
+            message = await self._receive()
+        else:
+            message = await self._received_in_time()
         if message["type"] != "http.request":
             self._is_whole = True
             return message
@@ -226,6 +233,13 @@ class _Counted:
             raise RefusedError(TooManyError("the server holds too many requests: try again"), 503)
         self._is_whole = not message.get("more_body", False)
         return message
+
+    async def _received_in_time(self) -> Message:
+        try:
+            with fail_after(self._deadline_mono - current_time()):
+                return await self._receive()
+        except TimeoutError as exc:
+            raise RefusedError(BusyError("the request's body did not arrive in time"), 408) from exc
 
 
 def _malformed(scope: Scope) -> tuple[LodeqError, int] | None:

@@ -239,7 +239,12 @@ class RequestContext:
 
     async def check_here(self, value: Any) -> None:
         """Just before the answer: release the leases of a client that has gone."""
-        if await self._request.is_disconnected():
+        connection = self._request.scope.get("state", {}).get(CONNECTION)
+        if hasattr(connection, "has_gone"):
+            has_gone = connection.has_gone
+        else:  # of another server
+            has_gone = await self._request.is_disconnected()
+        if has_gone:
             self._give_back(value)
 
     def _give_back(self, value: Any) -> None:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import unquote
 
 from anyio import CancelScope, move_on_after, sleep
 
@@ -35,6 +36,9 @@ try:
     import h11
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+    from .plain_request import OneWrite, PlainReader, PlainRequest
 except ImportError as exc:
     raise UsageError('the HTTP service needs an extra: pip install "lodeq[http]"') from exc
 
@@ -152,6 +156,8 @@ class _Protocol(H11Protocol):
 
     _is_new = True
     _is_leaving = False
+    _is_plain = False  # the request that is answered, or was last
+    _behind = b""  # what arrived behind a plain request
     has_ended = False  # the client sends no more
     is_polling = False  # what it has asked waits
     _slow: asyncio.TimerHandle | None = None
@@ -160,12 +166,14 @@ class _Protocol(H11Protocol):
     def __init__(self, *args: Any, gate: _Gate, **options: Any) -> None:
         super().__init__(*args, **options)
         self._gate = gate
+        self._reader = PlainReader()
         self.logger = _Counting(gate.refusals, self.loop)  # type: ignore[assignment]
         self.app_state = {**self.app_state, CONNECTION: self}  # the guard finds it in the scope
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.admission = self._gate.admission_of(transport)
+        self._answers = OneWrite(transport, self.loop)
         self._arm()
         self.admission.arrived(self)
 
@@ -205,13 +213,67 @@ class _Protocol(H11Protocol):
             if links is not None:  # neither HTTP nor TLS begins so
                 self._become_link(links, data)
                 return
-        super().data_received(data)
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if is_answering and self._is_plain:
+            self._behind += data
+            self.flow.pause_reading()
+            return
+        is_between = not is_answering and self.conn.their_state is h11.IDLE
+        plain = None
+        if is_between and not self.conn.trailing_data[0]:
+            plain = self._reader.read(data)
+        self._is_plain = plain is not None
+        if plain is not None:
+            self._answer_plain(plain)
+        else:
+            super().data_received(data)
         if self.cycle is None or self.cycle.response_complete:
             if self._slow is None:
                 self._arm()
         else:
             self._disarm()
             self.admission.asked(self)
+
+    def _answer_plain(self, request: PlainRequest) -> None:
+        """As uvicorn starts the application for others."""
+        self._unset_keepalive_if_required()
+        raw_path, _, query = request.target.partition(b"?")
+        path = raw_path.decode("ascii")
+        self.scope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": "1.1",
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,  # type: ignore[typeddict-item]
+            "method": request.method,
+            "root_path": self.root_path,
+            "path": self.root_path + unquote(path),
+            "raw_path": self.root_path.encode("ascii") + raw_path,
+            "query_string": query,
+            "headers": request.headers,
+            "state": self.app_state.copy(),
+        }
+        cycle = RequestResponseCycle(
+            scope=self.scope,
+            transport=self._answers,  # type: ignore[arg-type]  # all that a cycle calls
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=True,
+            on_response=self.on_response_complete,
+        )
+        cycle.body += request.body
+        cycle.more_body = False
+        cycle.message_event.set()
+        self.cycle = cycle  # type: ignore[assignment]  # of the other parser, and used alike
+        task = self.loop.create_task(cycle.run_asgi(self.app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
 
     def _become_link(self, links: LinkServing, data: bytes) -> None:
         """Hand the connection over to the link (docs/link.md)."""
@@ -230,13 +292,26 @@ class _Protocol(H11Protocol):
         """
         self.has_ended = True
         is_asked = self.cycle is not None and not self.cycle.response_complete
-        is_whole = self.conn.their_state in _WHOLE
-        return is_asked and is_whole and not self.is_polling
+        return is_asked and self.has_whole_request and not self.is_polling
+
+    @property
+    def has_whole_request(self) -> bool:
+        """Whether the request that is answered has arrived to its end."""
+        return self._is_plain or self.conn.their_state in _WHOLE
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether nobody reads its answers any more."""
+        return self.transport.is_closing()
 
     def on_response_complete(self) -> None:
+        self._answers.flush()
         self.admission.answered(self)
         super().on_response_complete()
-        if not self.cycle.response_complete:  # a request that had arrived behind it
+        behind, self._behind = self._behind, b""
+        if behind and not self.transport.is_closing():
+            self.data_received(behind)
+        elif not self.cycle.response_complete:  # a request that had arrived behind it
             self.admission.asked(self)
         elif self.has_ended:
             self.transport.close()
