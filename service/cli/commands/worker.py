@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import traceback
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -114,6 +114,11 @@ def load_app(target: str) -> App:
     module, _, path = target.partition(":")
     if not module or not path:
         raise UsageError(f"expected package.module:app, got {target!r}")
+    if os.sep in module or module.endswith(".py"):
+        name = PurePath(module).with_suffix("")
+        folder = f", in the folder {name.parent}" if name.is_absolute() else ""
+        meant = name.name if name.is_absolute() else ".".join(name.parts)
+        raise UsageError(f"expected a module, not a file: {meant}:{path}{folder}")
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
