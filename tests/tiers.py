@@ -1,8 +1,9 @@
 """Two tiers of the suite, and a floor under what ran.
 
 ``--tier=commit`` is what `make test` runs: all that is quick, and of each proof marked ``sample`` a
-small one, from the seed ``LODEQ_SEED`` on. ``LODEQ_SEED=any`` draws it, once for all processes of
-the run, so that other worlds are tried; the run says how it is repeated. The folders of this tier
+small one, from the seed ``LODEQ_SEED`` on. Without one it is drawn, once for all processes of the
+run, so that each run tries other worlds; the run says how it is repeated. It is drawn from seeds
+that the proofs have been through: a run fails for what was changed. The folders of this tier
 are in memory where there is room: thousands of stores wait for a disk longer than for anything
 else. ``--tier=rest`` runs what that leaves, and the same proofs in full. Without a tier everything
 runs in full. ``--at-least=N`` fails a run in which fewer tests passed. In the end it says which
@@ -36,8 +37,7 @@ SMALL = {
 MEMORY = "/dev/shm"
 MEMORY_BYTES = 4 << 30  # left there, before folders are made in it
 PEAK = pytest.StashKey[int]()
-SEED = "0"  # the first, where none is given; "any": one is drawn
-SEEDS = 1 << 20  # of so many
+STARTS = range(0, 2000, 100)  # one of these is the first, where none is given
 GROWTH_MIB = 128  # of one test, that is worth a line
 
 
@@ -54,9 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ.setdefault(name, size)  # before the modules that read it
         if has_room_in_memory():
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
-        os.environ.setdefault("LODEQ_SEED", SEED)
-    if os.environ.get("LODEQ_SEED") == "any":  # before ``support_seeds``; workers inherit it
-        os.environ["LODEQ_SEED"] = str(secrets.randbelow(SEEDS))
+        # Before ``support_seeds``; workers inherit it.
+        os.environ.setdefault("LODEQ_SEED", str(secrets.choice(STARTS)))
     gc.disable()  # until all is collected: it would look through what stays, again and again
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Floor(config.getoption("--at-least")))

@@ -268,7 +268,9 @@ class FlowWorld:
             flow = await engine.workflow(key=plan.key)
             there.append(flow.id)
             info = await flow.info()
-            is_stuck = plan.on_failure == "wait" and info.failed  # members wait for a redrive too
+            is_stuck = plan.on_failure == "wait" and (  # members wait for a redrive too
+                bool(info.failed) or (self.is_torn and await self.waits_for_lost(engine, flow))
+            )
             if info.members != info.ended and not is_stuck:
                 raise self.ledger.stuck(flow.id, info.state, info.members, info.ended)
             if is_stuck:
@@ -285,6 +287,17 @@ class FlowWorld:
                 ended.append(info.callback)
             self.ledger.current(flow.id, info.callback)
         self.ledger.over(ended, there)
+
+    async def waits_for_lost(self, engine: lodeq.Engine, flow: lodeq.Workflow) -> bool:
+        """Whether a member waits for another that a power cut took: it counts as cancelled."""
+        waiting = [part.task_id async for part in flow.parts() if part.status is None]
+        return any(
+            [
+                part.status == "cancelled" and await engine.get(part.task_id) is None
+                for one in waiting
+                async for part in engine.parts(one)
+            ]
+        )
 
     def run(self) -> None:
         """All of it. Raises what is wrong."""

@@ -115,9 +115,9 @@ def load_app(target: str) -> App:
     if not module or not path:
         raise UsageError(f"expected package.module:app, got {target!r}")
     if os.sep in module or module.endswith(".py"):
-        name = PurePath(module).with_suffix("")
-        folder = f", in the folder {name.parent}" if name.is_absolute() else ""
-        meant = name.name if name.is_absolute() else ".".join(name.parts)
+        file = PurePath(module).with_suffix("")
+        folder = f", in the folder {file.parent}" if file.is_absolute() else ""
+        meant = file.name if file.is_absolute() else ".".join(file.parts)
         raise UsageError(f"expected a module, not a file: {meant}:{path}{folder}")
     here = os.getcwd()
     if here not in sys.path:
