@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -40,12 +40,14 @@ from .routes import (  # noqa: F401 - operations
 from .server_state import ServerState
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
     from ...repository.api.engine import Engine
 
 __all__ = ["make_app"]
 
 _log = logging.getLogger("lodeq.http")
-_OFTEN = ("enqueue", "claim", "complete", "heartbeat")  # routes are tried one by one
+_Endpoint = Callable[[Request], Awaitable[Response]]
 _READ_ONLY = (
     'here everybody may only read, as its dashboard\'s access="read" says: give it "write", or '
     'let clients write beside it with guarded(settings, clients="write")'
@@ -72,19 +74,46 @@ def make_app(
     the_settings = settings if settings is not None else Settings()
     server = ServerState(engine, the_settings)
     _document()  # made once, before anybody waits
-    own = [
-        Route(f"/v1{one.path}", _endpoint(server, one), methods=[one.method], name=one.name)
-        for one in sorted(OPERATIONS, key=lambda one: one.name not in _OFTEN)
-    ]
+    own, direct = [], {}
+    for one in OPERATIONS:
+        path, endpoint = f"/v1{one.path}", _endpoint(server, one)
+        own.append(Route(path, endpoint, methods=[one.method], name=one.name))
+        direct[one.method, path] = endpoint
     own.append(Route("/v1/openapi.json", _openapi))
     app = Starlette(
         routes=[*own, *routes],
-        middleware=[Middleware(Guard, settings=the_settings, refusals=refusals)],
+        middleware=[
+            Middleware(Guard, settings=the_settings, refusals=refusals),
+            Middleware(_Direct, endpoints=direct),
+        ],
         exception_handlers={HTTPException: _not_here},
     )
     app.router.redirect_slashes = False
     app.state.hub = server
     return app
+
+
+class _Direct:
+    """ASGI middleware: an operation whose path has no parts is found at once.
+
+    Starlette tries its routes one by one, and wraps each call twice for errors that ``_endpoint``
+    answers. Whatever is not found here it finds itself.
+    """
+
+    def __init__(self, app: ASGIApp, endpoints: Mapping[tuple[str, str], _Endpoint]) -> None:
+        self._app = app
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request, or pass it on."""
+        found = None
+        if scope["type"] == "http":
+            found = self._endpoints.get((scope["method"], scope["path"]))
+        if found is None:
+            await self._app(scope, receive, send)
+        else:
+            response = await found(Request(scope, receive))
+            await response(scope, receive, send)
 
 
 @cache
@@ -96,9 +125,7 @@ def _openapi(_: Request) -> Response:
     return Response(_document(), media_type=JSON.content_type)
 
 
-def _endpoint(
-    server: ServerState, operation: Operation
-) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(server: ServerState, operation: Operation) -> _Endpoint:
     is_refused = operation.changes and server.settings.clients == "read"
 
     async def endpoint(request: Request) -> Response:

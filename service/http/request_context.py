@@ -84,6 +84,8 @@ class RequestContext:
 
     def query(self, kind: type[Q]) -> Q:
         """Read the query."""
+        if not self._has_query:
+            return read_query({}, kind)
         given: dict[str, str] = {}
         params = self._request.query_params
         pairs = params.multi_items() if hasattr(params, "multi_items") else params.items()
@@ -100,12 +102,17 @@ class RequestContext:
         Raises:
             UsageError: it is no list of numbers.
         """
-        text = self._request.query_params.get(SHARDS)
+        text = self._request.query_params.get(SHARDS) if self._has_query else None
         if text is None:
             return None
         if not _SHARDS.fullmatch(text):
             raise UsageError(f"{SHARDS} is a list of numbers of shards, such as 0,2: {text[:80]!r}")
         return sorted({int(one) for one in text.split(",")})
+
+    @property
+    def _has_query(self) -> bool:
+        """Whether there is anything to parse. A link's calls give their query as it is."""
+        return self._request.scope.get("query_string") != b""
 
     def path(self, name: str) -> str:
         """A part of the path."""

@@ -48,7 +48,7 @@ async def make(path: Path) -> None:
         for lease in await mail.claim(limit=10):
             await lease.bury("bad")
         for lease in await mail.claim(limit=10):
-            await lease.nack()
+            await lease.nack(delay=600)
         await mail.claim(limit=10, lease=900)
 
 
