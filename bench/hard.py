@@ -97,9 +97,16 @@ def _rate(value: float) -> Goal:
     return Goal("median", least=value)
 
 
-def _served(name: str, before: str, goal: Goal | None, processes: int, callers: int) -> Row:
+def _served(
+    name: str,
+    before: str,
+    goal: Goal | None,
+    processes: int,
+    callers: int,
+    server: str = "lodeq, nosync",
+) -> Row:
     params = {
-        "server": "lodeq, nosync",
+        "server": server,
         "api": "single",
         "processes": processes,
         "callers_each": callers,
@@ -143,6 +150,7 @@ ROWS = (
     _served("1 caller", "230", _rate(1_400), 1, 1),
     _served("32 callers", "525", _rate(12_000), 1, 32),
     _served("4 processes of 32", "–", _rate(16_000), 4, 32),
+    _served("32 callers, HTTP", "465", _rate(1_500), 1, 32, "lodeq, nosync, HTTP on loopback"),
     *(
         Row(f"the same beside {than}", "0.1", goal, "served, beside other servers", {}, than)
         for than, goal in (
