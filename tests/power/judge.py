@@ -50,7 +50,8 @@ async def examine(root: str, knowledge: Knowledge, config: dict, *, drains: bool
             found = await look(again)
             reports = (await again.stats()).recoveries
             if found["findings"] or found["rows"] != found["counted"] or reports:
-                raise LostError(f"after a drain and a close: {found}, {reports}")
+                wrong = {name: found[name] for name in ("findings", "rows", "counted")}
+                raise LostError(f"after a drain and a close: {reports}, {wrong}, {found}")
         if config["journal"]:
             task_ids = [task_id for task_id, *_ in found["tasks"]]
             await judge_told(path, task_ids, may_have_holes=True)
@@ -60,7 +61,7 @@ async def examine(root: str, knowledge: Knowledge, config: dict, *, drains: bool
                 found = await look(copy)
             shutil.rmtree(f"{root}/restored", ignore_errors=True)
             if found["findings"] or found["rows"] != found["counted"]:
-                raise LostError(f"restored from {name}: {found}")
+                raise LostError(f"restored from {name}: {found['findings']}, {found}")
     return {"outcome": outcome, "why": text}
 
 
