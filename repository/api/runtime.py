@@ -227,8 +227,8 @@ class EngineRuntime:
             failure = shard.co.failure  # a follower has none: it syncs what it has applied
             if failure is not None and shard.co.durable_number < shard.co.applied_number:
                 raise StoragePoisonedError(
-                    f"shard {shard.index} is poisoned: its last commits may not be durable; close "
-                    "the engine, look at the disk, reopen it"
+                    f"shard {shard.index} is poisoned ({failure}): its last commits may not be "
+                    "durable; close the engine, look at the disk, reopen it"
                 ) from failure
             await self.core.commit_barrier(shard, is_durable=True, is_local=True)
 
