@@ -4,6 +4,7 @@ RocksDB creates its files under the umask of the process, 644 as a rule. So what
 the folder they lie in; files that lie in the root itself are 0600.
 """
 
+import contextlib
 import os
 import stat
 
@@ -31,16 +32,19 @@ def mode_of(path):
 
 
 def within_reach(top, is_entered=True):
-    """Files below that somebody else could read or write, seen from outside ``top``."""
+    """Files below that somebody else could read or write, seen from outside ``top``.
+
+    RocksDB removes files in the background: one that goes meanwhile is left out.
+    """
     mode = mode_of(top)
     if not stat.S_ISDIR(os.lstat(top).st_mode):
         return [str(top)] if mode & 0o066 and is_entered else []
     is_entered = is_entered and bool(mode & 0o011)
-    return [
-        path
-        for name in sorted(os.listdir(top))
-        for path in within_reach(os.path.join(top, name), is_entered)
-    ]
+    found = []
+    for name in sorted(os.listdir(top)):
+        with contextlib.suppress(FileNotFoundError):
+            found += within_reach(os.path.join(top, name), is_entered)
+    return found
 
 
 async def lived_in(path):
