@@ -518,7 +518,7 @@ def bury_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row, reas
     key, task_id, attempts, flags, _, size, _ = row
     now_us = core.clock.wall_us()
     priority = 9 - key[-25]
-    result = _damaged_result(core, bucket, task_id, Status.DEAD, priority, attempts, reason)
+    result = _damaged_result(core, bucket, task_id, Status.DEAD, priority, attempts, reason, now_us)
     emit(group, DIED, bucket, task_id, priority, attempts, now_us, reason)
     bury_at(
         core,
@@ -534,7 +534,7 @@ def bury_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row, reas
         flags=flags & (BODY_ROW | MEMBER_ROW),
     )
     group.ops.append((key, None))
-    _put_damaged(core, group, bucket, task_id, result)
+    _put_damaged(core, group, bucket, task_id, result, now_us)
     if flags & MEMBER_ROW:
         core.flows.ended(group, bucket.shard, task_id, Status.DEAD, now_us)
     core.totals.dead += 1
@@ -549,6 +549,7 @@ def _damaged_result(
     priority: int,
     attempts: int,
     reason: bytes,
+    now_us: int,
 ) -> bytes:
     """The result of a task whose record cannot be read, from its row and id.
 
@@ -556,7 +557,7 @@ def _damaged_result(
     """
     if not core.limits.results_max:
         return b""
-    now_us, lane = core.clock.wall_us(), bucket.lane
+    lane = bucket.lane
     record = ResultRecord(
         HAS_ATTEMPTS,
         status,
@@ -581,11 +582,11 @@ def _damaged_result(
 
 
 def _put_damaged(
-    core: EngineState, group: Group, bucket: ShardQueue, task_id: bytes, result: bytes
+    core: EngineState, group: Group, bucket: ShardQueue, task_id: bytes, result: bytes, now_us: int
 ) -> None:
     if result:
         kept_ms = max(RETENTION_MS, bucket.lane.topic.history.ms)
-        until_ms = core.clock.wall_us() // 1000 + kept_ms
+        until_ms = now_us // 1000 + kept_ms
         put_result(core, bucket.shard, group, bucket, task_id, result, until_ms)
 
 
@@ -614,9 +615,11 @@ def end_task(
         end_at(core, group, location, task, status, error=error, retention_ms=retention_ms)
         return
     row, reason, bucket = location.row, error.encode(), location.bucket
-    result = b""
+    now_us, result = core.clock.wall_us(), b""
     if status is not None:
-        result = _damaged_result(core, bucket, task_id, status, row.priority, row.attempts, reason)
+        result = _damaged_result(
+            core, bucket, task_id, status, row.priority, row.attempts, reason, now_us
+        )
     emit(
         group,
         END_KINDS[status],
@@ -624,7 +627,7 @@ def end_task(
         task_id,
         row.priority,
         row.attempts,
-        core.clock.wall_us(),
+        now_us,
         reason,
     )
     if row.flags & BODY_ROW:
@@ -633,9 +636,9 @@ def end_task(
     if not result and not (status is None and shard.overlay.has(RESULT + task_id)):
         group.ops.append((ATTEMPTS + task_id, None))
     group.ops += [(TASK + task_id, None), (MOVED + task_id, None)]
-    _put_damaged(core, group, bucket, task_id, result)
+    _put_damaged(core, group, bucket, task_id, result, now_us)
     if row.flags & MEMBER_ROW:
-        core.flows.ended(group, shard, task_id, status or 0, core.clock.wall_us())
+        core.flows.ended(group, shard, task_id, status or 0, now_us)
     core.notify_result(group, task_id)
 
 
