@@ -185,7 +185,7 @@ def lost_ghost(rows: Rows) -> None:
 def dangling_body(rows: Rows) -> None:
     key, value = rows.first(ks.BODY)
     row = small.decode_body(value)
-    away = row._replace(offset=row.offset + 8)
+    away = row._replace(offset=row.offset - 8)  # not behind: it may be the last of its file
     rows.put(
         (key, small.encode_body(away)),
         (ks.body_at_key(row.file, row.offset, key[2:]), None),
