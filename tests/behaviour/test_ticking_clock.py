@@ -1,4 +1,4 @@
-"""What one act writes has one moment, whatever the clock does meanwhile.
+"""All rows that one act writes have one moment, whatever the clock does meanwhile.
 
 A row and the expiry entry that is to remove it are made of two readings only if nobody minds that
 a second, or a step of the clock, lies between them: an entry that is late is found by ``verify``.

@@ -20,11 +20,33 @@ GET = (
     b"Connection: keep-alive\r\n\r\n"
 )
 PARTS = [
-    b"\r\n", b"\n", b"\r", b" ", b"\t", b"\0", b":", b"\x7f", b"\xff", b"#", b"+", b",", b"-",
-    b"0x", b"{", b"http://x/", b"HTTP/1.0", b" folded\r\n", b"A:\r\n", b"Host: x\r\n",
-    b"Content-Length: 14\r\n", b"Content-Length: 3\r\n", b"Transfer-Encoding: chunked\r\n",
-    b"Connection: close\r\n", b"Upgrade: h2c\r\n", b"Expect: 100-continue\r\n",
-]  # fmt: skip
+    b"\r\n",
+    b"\n",
+    b"\r",
+    b" ",
+    b"\t",
+    b"\x00",
+    b":",
+    b"\x7f",
+    b"\xff",
+    b"#",
+    b"+",
+    b",",
+    b"-",
+    b"0x",
+    b"{",
+    b"http://x/",
+    b"HTTP/1.0",
+    b" folded\r\n",
+    b"A:\r\n",
+    b"Host: x\r\n",
+    b"Content-Length: 14\r\n",
+    b"Content-Length: 3\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Connection: close\r\n",
+    b"Upgrade: h2c\r\n",
+    b"Expect: 100-continue\r\n",
+]
 OTHERS = {
     "nothing": b"",
     "half a head": POST[:60],
@@ -91,7 +113,7 @@ def damaged(data, rnd):
 
 
 def test_what_is_read_is_what_h11_reads():
-    """Of damaged requests; a difference would be a request that a proxy sees otherwise."""
+    """Else a proxy could see a damaged request otherwise than the server does."""
     rnd, reader, n_plain = random.Random(28), PlainReader(), 0
     for _ in range(20_000):
         data = damaged(rnd.choice((POST, GET)), rnd)
