@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -14,6 +14,8 @@ import msgpack
 from ...engine.records.keyspace import check_name
 from ...errors import UsageError
 from .arguments import duration_s
+from .preview_arguments import arguments_fit
+from .preview_cuts import is_cut
 from .values import Duration, Task
 
 __all__ = [
@@ -64,6 +66,9 @@ class TaskFilter:
             cancelled, or several of them; None for all.
         function: name of the task function.
         labels: labels that a task has, each with this value.
+        arguments: arguments of its call by name, each with its value as a text, in any case;
+            ``*`` stands for any characters. It is held against the preview, of a text without
+            the quotes: ``{"to": "*@example.org"}``. What was cut from a preview is not found.
         older_than: seconds since it was enqueued, at least.
         newer_than: seconds since it was enqueued, at most.
         reason: part of the reason why it failed or ended, in any case.
@@ -80,6 +85,7 @@ class TaskFilter:
     state: str | Sequence[str] | None = None
     function: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str] = field(default_factory=dict)
     older_than: Duration | None = None
     newer_than: Duration | None = None
     reason: str | None = None
@@ -107,6 +113,18 @@ class TaskFilter:
             isinstance(part, str) for pair in self.labels.items() for part in pair
         ):
             raise UsageError(f"labels must map str to str, not {self.labels!r:.80}")
+        if not isinstance(self.arguments, Mapping) or not all(
+            isinstance(part, str) and len(part) <= TEXT_MAX
+            for pair in self.arguments.items()
+            for part in pair
+        ):
+            raise UsageError(
+                f"arguments must map str to str of at most {TEXT_MAX} characters, "
+                f"not {self.arguments!r:.80}"
+            )
+        for name in self.arguments:
+            if not name.isidentifier():
+                raise UsageError(f"arguments: {name!r:.80} cannot be the name of one")
         for name in ("older_than", "newer_than"):
             value = getattr(self, name)
             if value is not None:
@@ -142,7 +160,16 @@ class TaskFilter:
             and (self.reason is None or self.reason.lower() in task.reason.lower())
             and (self.id_prefix is None or bytes(task.id).hex().startswith(self.digits))
             and (self.text is None or has_text(self.text, _texts_of(task)))
+            and (not self.arguments or arguments_fit(self.arguments, task.preview) is True)
         )
+
+    def may_match(self, task: Task, now: datetime) -> bool:
+        """Whether only what was cut from its preview keeps a task from being meant."""
+        if (self.text is None and not self.arguments) or not is_cut(task.preview):
+            return False
+        if arguments_fit(self.arguments, task.preview) is False:
+            return False
+        return replace(self, text=None, arguments={}).matches(task, now)
 
 
 def _texts_of(task: Task) -> Iterator[str]:
@@ -205,7 +232,7 @@ class FoundTasks:
 
     ``cursor`` is where the search goes on; None: that was all. ``is_short``: the search ended
     before ``limit`` was reached, because it had looked at enough tasks; there may be more.
-    ``has_cut_previews``: others had a cut preview, in which ``text`` may have been.
+    ``has_cut_previews``: others had a cut preview, in which what was looked for may have been.
     """
 
     tasks: Sequence[Task]
@@ -224,7 +251,7 @@ class FoundTasks:
 class FoundCount:
     """How many tasks a filter means. ``is_exact`` False: at least so many, the search was cut.
 
-    ``has_cut_previews``: others had a cut preview, in which ``text`` may have been.
+    ``has_cut_previews``: others had a cut preview, in which what was looked for may have been.
     """
 
     count: int
@@ -281,8 +308,9 @@ def filter_doc(meant: TaskFilter) -> dict[str, Any]:
     }
     if meant.state is not None:
         doc["states"] = list(meant.states)
-    if meant.labels:
-        doc["labels"] = dict(meant.labels)
+    for name in ("labels", "arguments"):
+        if getattr(meant, name):
+            doc[name] = dict(getattr(meant, name))
     for name in ("older_than", "newer_than"):
         if getattr(meant, name) is not None:
             doc[name] = duration_s(getattr(meant, name), name)
@@ -301,6 +329,7 @@ def filter_of(doc: Mapping[str, Any]) -> TaskFilter:
         "id_prefix",
         "text",
         "labels",
+        "arguments",
         "older_than",
         "newer_than",
     }

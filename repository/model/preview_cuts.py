@@ -14,6 +14,7 @@ from ...engine.records.face import PREVIEW_BYTES_MAX
 
 __all__ = [
     "CHAR_BYTES_MAX",
+    "CUT",
     "ITEM_BYTES_MIN",
     "SEEN_MAX",
     "VALUE_BYTES_MIN",

@@ -16,6 +16,7 @@ __all__ = [
     "note_missing_queue",
     "note_misspelt_filter",
     "note_nothing_found",
+    "note_stars",
     "refuse_misspelt_queue",
 ]
 
@@ -94,12 +95,18 @@ async def note_misspelt_filter(
 
 
 def note_cut_previews(has_cut_previews: bool) -> None:
-    """Note on stderr that a search for text may have missed tasks."""
+    """Note on stderr that a search for text or an argument may have missed tasks."""
     if has_cut_previews:
         _say(
-            "long arguments are cut in previews, so --text may miss some: labels are for what must "
-            "be found (--label KEY=VALUE)"
+            "long arguments are cut in previews, so a search for them may miss some: labels are "
+            "for what must be found (--label KEY=VALUE)"
         )
+
+
+def note_stars(*texts: str | None) -> None:
+    """Note on stderr that a ``*`` was taken as it stands, where nothing was found."""
+    if any("*" in text for text in texts if text):
+        _say("* is a character of its own here; it stands for any in --arg NAME=PATTERN")
 
 
 def _say(note: str) -> None:

@@ -538,8 +538,9 @@ _Filter = Annotated[
     dict[str, Any],
     _described(
         type="object",
-        description="queue, tenant, states, function, labels, older_than, newer_than (seconds), "
-        "reason, id_prefix, text: those for which all that is given holds",
+        description="queue, tenant, states, function, labels, arguments (patterns by name), "
+        "older_than, newer_than (seconds), reason, id_prefix, text: those for which all that is "
+        "given holds",
     ),
 ]
 

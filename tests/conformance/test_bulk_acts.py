@@ -66,6 +66,10 @@ MEANT = [
     ({"text": "customer=c3"}, 4),
     ({"text": "F1"}, 8),
     ({"text": "acme"}, 0),
+    ({"arguments": {"n": "3"}}, 2),
+    ({"arguments": {"n": "*"}, "function": "f1"}, 8),
+    ({"arguments": {"n": "?"}}, 0),
+    ({"arguments": {"m": "3"}}, 0),
 ]
 
 
@@ -92,11 +96,38 @@ async def test_a_search_for_text_says_that_previews_were_cut(engine):
         ({"text": "yyy", "queue": "mail"}, 0, False),
         ({"text": "yyy", "function": "f1"}, 0, False),
         ({"reason": "yyy"}, 0, False),
+        ({"arguments": {"to": "A*"}}, 1, False),
+        ({"arguments": {"to": "*b"}}, 0, False),
+        ({"arguments": {"body": "*b"}}, 0, True),
+        ({"arguments": {"body": "*b"}, "text": "cut"}, 0, True),
+        ({"arguments": {"body": "*b", "to": "bob"}}, 0, False),
+        ({"arguments": {"body": "*b"}, "queue": "mail"}, 0, False),
     ]:
         page = await engine.find(TaskFilter(**meant))
         number = await engine.count(TaskFilter(**meant))
         assert (len(page), number.count) == (n, n)
         assert page.has_cut_previews is number.has_cut_previews is has_cut
+
+
+async def test_failed_mails_are_found_by_their_domain_and_put_back(engine):
+    """Not those whose reason has it, nor those of a longer domain; in every state they end in."""
+    mail = engine.queue("mail", max_attempts=1)
+    for i in range(8):
+        domain = ("bad.example", "bad.example.org", "good.example")[i % 3]
+        await mail.enqueue(b"%d" % i, function="send", preview=f"to='u{i}@{domain}', n={i}")
+    while leases := await mail.claim(limit=100):
+        for lease in leases:
+            await lease.bury("no answer from @bad.example")
+    meant = TaskFilter(state="dead", arguments={"to": "*@bad.example"})
+    assert sorted(task.payload for task in await engine.find(meant)) == [b"0", b"3", b"6"]
+    done, _ = await act_on_all(engine, "redrive", meant)
+    assert done == 3
+    assert (await mail.stats()).dead == 5
+    while leases := await mail.claim(limit=100):
+        for lease in leases:
+            await lease.complete()
+    ended = TaskFilter(state="completed", arguments={"to": "*@bad.example"})
+    assert await engine.count(ended) == lodeq.FoundCount(3, is_exact=True)
 
 
 async def test_by_the_beginning_of_an_id(engine):

@@ -9,6 +9,7 @@ leave its name is not looked at.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 from ....engine.records.face import PREVIEW_BYTES_MAX
 from ....engine.runtime.task_id import UUID
-from ..preview_cuts import CHAR_BYTES_MAX, ITEM_BYTES_MIN, SEEN_MAX, VALUE_BYTES_MIN, share_out
+from ..preview_cuts import CHAR_BYTES_MAX, CUT, ITEM_BYTES_MIN, SEEN_MAX, VALUE_BYTES_MIN, share_out
 
 __all__ = ["preview_of"]
 
@@ -39,6 +40,9 @@ _AS_TEXT: Final[Mapping[type, Callable[[Any], str]]] = {
     timedelta: str,
     UUID: str,
 }
+# In a text it would be read as the end of one that was cut, with an argument behind it.
+_LIKE_A_CUT: Final = re.compile(rf"{CUT}(?=, [^\W\d]\w*=)")
+_ESCAPED: Final = r"\\u2026"
 _BRACKETS: Final[Mapping[type, str]] = {list: "[]", tuple: "()", set: "{}", frozenset: "{}"}
 
 
@@ -87,7 +91,8 @@ def _shown(value: Any, depth: int, room: int, chars: int, few: int) -> str:
     """
     kind = type(value)
     if kind is str or kind is bytes:
-        return repr(value) if len(value) <= chars else f"{value[:chars]!r}…"
+        text = repr(value) if len(value) <= chars else f"{value[:chars]!r}{CUT}"
+        return _LIKE_A_CUT.sub(_ESCAPED, text) if CUT in text else text
     if kind is int:
         bits = value.bit_length()
         return repr(value) if bits <= BITS_MAX else f"<int of {bits} bits>"

@@ -29,7 +29,7 @@ from ....errors import UsageError
 from ...model.arguments import duration_s
 from ...model.encoded_tasks import to_datetime
 from ...model.filters import FILTER_STATES, FINAL, PENDING, Cursor, TaskFilter, id_range
-from ...model.preview_cuts import is_cut
+from ...model.preview_arguments import plain_piece
 from ...model.values import Duration, Task, payload_bytes
 from ...state.engine_state import EngineState
 from ...state.queue_state import ShardQueue, TenantQueue
@@ -309,8 +309,7 @@ class TaskSearch:
         meant = self._meant
         if meant.matches(task, self._now):
             return True
-        if meant.text is not None and not self.has_cut_previews and is_cut(task.preview):
-            self.has_cut_previews = replace(meant, text=None).matches(task, self._now)
+        self.has_cut_previews = self.has_cut_previews or meant.may_match(task, self._now)
         return False
 
     # -- those that have -----------------------------------------------------------------
@@ -351,7 +350,7 @@ class TaskSearch:
             created=(first, last),
             finished=(ANY_TIME[0], self.started_us),
             reason=meant.reason,
-            text=meant.text,
+            text=meant.text or plain_piece(meant.arguments),
         )
 
     def _ended_task(self, key: bytes, raw: bytes) -> Task | None:

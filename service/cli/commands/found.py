@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -29,7 +29,12 @@ from ..display import (
     reason_text,
     task_json,
 )
-from ..missing_queue import note_cut_previews, note_misspelt_filter, note_nothing_found
+from ..missing_queue import (
+    note_cut_previews,
+    note_misspelt_filter,
+    note_nothing_found,
+    note_stars,
+)
 from ..output import Column, shown
 from ..progress import Steps
 from ..values import duration
@@ -75,6 +80,12 @@ def _filter_options(command: F) -> F:
             ),
             click.option("--function", help="Calls of this task function."),
             click.option("--label", multiple=True, metavar="KEY=VALUE", help="With this label."),
+            click.option(
+                "--arg",
+                multiple=True,
+                metavar="NAME=PATTERN",
+                help="With this argument, in any case; * stands for any characters.",
+            ),
             click.option("--older-than", type=_Seconds(), help="Enqueued so long ago: 90s, 12h."),
             click.option("--newer-than", type=_Seconds(), help="Enqueued since then: 90s, 12h."),
             click.option("--reason", help="Part of why it failed, in any case."),
@@ -87,14 +98,21 @@ def _filter_options(command: F) -> F:
 
 
 def _filter(options: dict[str, Any]) -> TaskFilter:
-    labels = {}
-    for label in options.pop("label"):
-        key, equals, value = label.partition("=")
-        if not equals or not key:
-            raise UsageError(f"expected --label KEY=VALUE, got {label!r}")
-        labels[key] = value
+    labels = _pairs(options.pop("label"), "--label KEY=VALUE")
+    arguments = _pairs(options.pop("arg"), "--arg NAME=PATTERN")
     state = options.pop("state") or None
-    return TaskFilter(state=state, labels=labels, **options)
+    return TaskFilter(state=state, labels=labels, arguments=arguments, **options)
+
+
+def _pairs(given: Iterable[str], form: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UsageError(f"expected {form}, got {text!r}")
+        if pairs.setdefault(key, value) != value:
+            raise UsageError(f"{key!r} cannot be both {pairs[key]!r} and {value!r}: no task is")
+    return pairs
 
 
 @click.command()
@@ -126,7 +144,7 @@ def find(
 ) -> None:
     """List the tasks for which all that is given holds, or export them.
 
-    For example: ``lodeq find jobs --state dead --function send --label customer=7``.
+    For example: ``lodeq find jobs --state dead --arg 'to=*@example.org'``.
 
     Args:
         store: a store's folder, or the address of a service.
@@ -172,6 +190,7 @@ def find(
                 at = None if not more.tasks and more.cursor is None else at
             if not found:
                 await note_nothing_found(engine, meant.queue, meant.tenant, meant.function)
+                note_stars(meant.text, meant.reason)
             note_cut_previews(has_cut_previews)
             return None, found, at
 
@@ -296,6 +315,7 @@ def act(
             note_cut_previews(number.has_cut_previews)
             if not number.count:
                 await note_misspelt_filter(engine, meant.queue, meant.tenant, meant.function)
+                note_stars(meant.text, meant.reason)
             if not yes:
                 return {"count": number.count, "is_exact": number.is_exact}
             done = skipped = 0

@@ -40,6 +40,7 @@ class Search(NamedTuple):
         fields: texts by name.
         states: that were chosen; none stands for all.
         labels: ``key=value``.
+        arguments: ``name=pattern``.
         no_tenant: only tasks of the default tenant.
         meant: the filter.
         address: the query of its page, without a cursor; empty: nothing was filled in.
@@ -48,6 +49,7 @@ class Search(NamedTuple):
     fields: Mapping[str, str]
     states: Sequence[str]
     labels: Sequence[str]
+    arguments: Sequence[str]
     no_tenant: bool
     meant: TaskFilter
     address: str
@@ -59,6 +61,7 @@ class Search(NamedTuple):
         names |= {"reason": "reason with", "id_prefix": "id begins with"}
         said = [f"{names.get(name, name)} {text}" for name, text in self.fields.items() if text]
         said += [f"label {label}" for label in self.labels]
+        said += [f"argument {argument}" for argument in self.arguments]
         if self.no_tenant:
             said.append("no tenant")
         return said
@@ -72,32 +75,47 @@ def search_of(query: QueryParams) -> Search:
     """
     fields = {name: query.get(name, "").strip()[: _TEXT_MAX + 1] for name in _TEXTS}
     states = [one for one in dict.fromkeys(query.getlist("state")) if one][: len(FILTER_STATES) + 1]
-    labels = [one.strip() for one in query.getlist("label") if one.strip()][: _LABELS_MAX + 1]
+    labels, arguments = _listed(query, "label"), _listed(query, "argument")
     no_tenant = query.get("no_tenant", "") == "1"
     pairs = [(name, text) for name, text in fields.items() if text]
     pairs += [("state", one) for one in states] + [("label", one) for one in labels]
+    pairs += [("argument", one) for one in arguments]
     pairs += [("no_tenant", "1")] if no_tenant else []
     return Search(
         fields,
         states,
         labels,
+        arguments,
         no_tenant,
-        _filter(fields, states, labels, no_tenant),
+        _filter(fields, states, labels, arguments, no_tenant),
         urlencode(pairs),
     )
 
 
-def _filter(
-    fields: Mapping[str, str], states: Sequence[str], labels: Sequence[str], no_tenant: bool
-) -> TaskFilter:
-    if len(labels) > _LABELS_MAX:
-        raise UsageError(f"a task has {_LABELS_MAX} labels at most")
-    wanted = {}
-    for label in labels:
-        key, equals, value = label.partition("=")
+def _listed(query: QueryParams, name: str) -> list[str]:
+    """What was given of a field that may be there several times."""
+    return [one.strip() for one in query.getlist(name) if one.strip()][: _LABELS_MAX + 1]
+
+
+def _pairs(texts: Sequence[str], name: str, form: str) -> dict[str, str]:
+    if len(texts) > _LABELS_MAX:
+        raise UsageError(f"a search has {_LABELS_MAX} {name}s at most")
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
         if not key or not equals:
-            raise UsageError(f"expected a label as key=value, got {label!r:.80}")
-        wanted[key] = value
+            raise UsageError(f"expected {name} as {form}, got {text!r:.80}")
+        pairs[key.strip()] = value
+    return pairs
+
+
+def _filter(
+    fields: Mapping[str, str],
+    states: Sequence[str],
+    labels: Sequence[str],
+    arguments: Sequence[str],
+    no_tenant: bool,
+) -> TaskFilter:
     if no_tenant and fields["tenant"]:
         raise UsageError("name a tenant, or ask for tasks without one, not both")
     return TaskFilter(
@@ -105,7 +123,8 @@ def _filter(
         tenant="" if no_tenant else fields["tenant"] or None,
         state=states or None,
         function=fields["function"] or None,
-        labels=wanted,
+        labels=_pairs(labels, "label", "key=value"),
+        arguments=_pairs(arguments, "argument", "name=pattern"),
         reason=fields["reason"] or None,
         id_prefix=fields["id_prefix"] or None,
         older_than=seconds_of(fields["older_than"]) if fields["older_than"] else None,
@@ -148,7 +167,9 @@ async def search_page(engine: AnyEngine, query: QueryParams) -> dict[str, Any]:
         search = search_of(query)
     except UsageError as error:
         given = {name: query.get(name, "")[:_TEXT_MAX] for name in _TEXTS}
-        empty = Search(given, query.getlist("state"), query.getlist("label"), False, _NONE, "")
+        states, labels = query.getlist("state"), query.getlist("label")
+        arguments = query.getlist("argument")
+        empty = Search(given, states, labels, arguments, False, _NONE, "")
         return context | {"search": empty, "error": str(error)}
     context["search"] = search
     if not search.address and query.get("all", "") != "1":

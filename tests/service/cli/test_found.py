@@ -46,13 +46,32 @@ def test_a_failing_job_is_found_by_its_argument_and_sent_back_with_those_like_it
     }
 
 
+def test_an_argument_is_a_pattern_and_only_there(store):
+    assert run("find", store, "--arg", "n=1", "--count").stdout == "1\n"
+    assert run("find", store, "--arg", "N=*", "--count").stdout == "0\n"
+    assert run("act", store, "redrive", "--arg", "n=*").stdout == (
+        "redrive would mean 3 tasks: add --yes to do it\n"
+    )
+    for command in (["find"], ["act", "redrive"], ["act", "redrive", "--yes"]):
+        for text in ("--text", "--reason"):
+            assert (
+                "it stands for any in --arg"
+                in run(*command[:1], store, *command[1:], text, "n=*").stderr
+            )
+    assert "expected --arg NAME=PATTERN" in run("find", store, "--arg", "n", code=2).stderr
+    assert "cannot be both" in run("find", store, "--arg", "n=1", "--arg", "n=2", code=2).stderr
+    assert "cannot be the name" in run("find", store, "--arg", "n-1=2", code=2).stderr
+
+
 def test_a_search_for_text_says_that_previews_were_cut(store):
     with lodeq.sync.open(store) as engine:
         mail = engine.queue("mail")
         mail.enqueue(b"x", function="send", preview=f"body='{'x' * 300}', to='ann'")
         (lease,) = mail.claim(limit=4)[3:]
         lease.complete()
-    note = "note: long arguments are cut in previews, so --text may miss some: labels are for"
+    note = (
+        "note: long arguments are cut in previews, so a search for them may miss some: labels are"
+    )
     for command, *more in (["find"], ["find", "--count"], ["act", "delete"], ["history"]):
         line = [command, store, *more, "--text"]
         assert note in run(*line, "bob").stderr
