@@ -210,10 +210,13 @@ def _place(queue: str, state: str, position: bytes) -> tuple[bool, str, int, Any
 def found(call: Call, docs: Docs) -> Doc:
     """A page of a search, all of whose requests had a cursor."""
     limit = call.doc["limit"]
+    are_named = bool(call.doc["filter"].get("ids"))  # then they are in the order of their ids
     cursors = [Cursor.of(doc["cursor"]) for doc in docs if doc["cursor"] is not None]
     end = min(cursors, key=lambda one: _place(one.queue, one.state, one.position), default=None)
 
     def place(task: Mapping[str, Any]) -> tuple[bool, str, int, Any]:
+        if are_named:
+            return _place("", FINAL[0], TaskId(task["id"]))
         return _place(task["queue"], task["state"], task["position"])
 
     tasks = sorted((task for doc in docs for task in doc["tasks"]), key=place)
@@ -225,6 +228,9 @@ def found(call: Call, docs: Docs) -> Doc:
     if is_cut:
         last, start = tasks[-1], Cursor.of(call.doc["cursor"])
         end = replace(start, queue=last["queue"], state=last["state"], position=last["position"])
+        if are_named:
+            position = b"\0" + TaskId(last["id"])
+            end = replace(start, queue="", state=FINAL[0], position=position)
     return {
         "tasks": tasks,
         "cursor": None if end is None else end.text(),

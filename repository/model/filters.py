@@ -12,8 +12,9 @@ from typing import Any, Final, Literal
 import msgpack
 
 from ...engine.records.keyspace import check_name
+from ...engine.runtime.task_id import UUID
 from ...errors import UsageError
-from .arguments import duration_s
+from .arguments import duration_s, task_ids
 from .preview_arguments import arguments_fit
 from .preview_cuts import is_cut
 from .values import Duration, Task
@@ -73,6 +74,7 @@ class TaskFilter:
         newer_than: seconds since it was enqueued, at most.
         reason: part of the reason why it failed or ended, in any case.
         id_prefix: the first hex digits of its id, dashes or not.
+        ids: these tasks only, 1 to 1,000, each looked up by itself; None for all.
         text: part of its function, preview, reason or of a label as ``key=value``, in any case.
 
     Raises:
@@ -90,6 +92,7 @@ class TaskFilter:
     newer_than: Duration | None = None
     reason: str | None = None
     id_prefix: str | None = None
+    ids: Sequence[UUID | str] | None = None
     text: str | None = None
 
     def __post_init__(self) -> None:
@@ -132,6 +135,12 @@ class TaskFilter:
         if self.id_prefix is not None and not _HEX.issuperset(self.digits):
             raise UsageError(f"id_prefix {self.id_prefix!r} has more than hex digits and dashes")
 
+        if self.ids is not None:
+            chosen = task_ids(self.ids, "ids=")
+            if not 0 < len(chosen) <= FOUND_MAX:
+                raise UsageError(f"ids= takes 1 to {FOUND_MAX} task ids, not {len(chosen)}")
+            object.__setattr__(self, "ids", tuple(sorted(set(chosen), reverse=True)))
+
     @property
     def states(self) -> tuple[str, ...]:
         """The states that are meant, in the order in which they are searched."""
@@ -150,7 +159,7 @@ class TaskFilter:
         return (self.id_prefix or "").replace("-", "").lower()
 
     def matches(self, task: Task, now: datetime) -> bool:
-        """Whether it means this task; queue, tenant and state were looked at by the search."""
+        """Whether it means this task; ids, queue, tenant and state were looked at by the search."""
         age = (now - task.enqueued_at).total_seconds()
         return (
             (self.function is None or task.function == self.function)
@@ -308,6 +317,8 @@ def filter_doc(meant: TaskFilter) -> dict[str, Any]:
     }
     if meant.state is not None:
         doc["states"] = list(meant.states)
+    if meant.ids is not None:
+        doc["ids"] = [str(one) for one in meant.ids]
     for name in ("labels", "arguments"):
         if getattr(meant, name):
             doc[name] = dict(getattr(meant, name))
@@ -327,6 +338,7 @@ def filter_of(doc: Mapping[str, Any]) -> TaskFilter:
         "function",
         "reason",
         "id_prefix",
+        "ids",
         "text",
         "labels",
         "arguments",

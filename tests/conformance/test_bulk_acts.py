@@ -136,6 +136,34 @@ async def test_by_the_beginning_of_an_id(engine):
     assert (found.id, found.preview, found.payload) == (first, "n=0", b"0")
 
 
+async def test_tasks_are_chosen_one_by_one_in_any_state(engine):
+    ids = await fill(engine)
+    await kill_all(engine, "mail")
+    lease = (await engine.queue("sms").claim(limit=2))[1]
+    unknown = "01890000-0000-7000-8000-000000000000"
+    chosen = [str(ids[0]), ids[1], lease.task_id, ids[0].uuid, unknown]
+    for limit in (1, 2, 1000):
+        found = await everything(engine, TaskFilter(ids=chosen), limit)
+        assert {task.id for task in found} == {ids[0], ids[1], lease.task_id}
+    assert await engine.count(TaskFilter(ids=chosen)) == lodeq.FoundCount(3, is_exact=True)
+    assert await engine.count(TaskFilter(ids=chosen, state="dead")) == lodeq.FoundCount(1, True)
+    assert await engine.count(TaskFilter(ids=chosen, queue="sms")) == lodeq.FoundCount(2, True)
+    assert await engine.count(TaskFilter(ids=chosen, text="nothing")) == lodeq.FoundCount(0, True)
+    dead = [task.id for task in await engine.find(TaskFilter(state="dead"))]
+    for limit in (1, 1000):
+        done, _ = await act_on_all(engine, "redrive", TaskFilter(ids=dead[:3]), limit)
+        assert done == (3 if limit == 1 else 0)
+    assert await engine.count(TaskFilter(state="dead")) == lodeq.FoundCount(5, True)
+    done, _ = await act_on_all(engine, "cancel", TaskFilter(ids=[lease.task_id, *ids]), 3)
+    assert done == 11
+    with pytest.raises(lodeq.LeaseLostError):
+        await lease.complete()
+    ended = [task.id for task in await engine.find(TaskFilter(state="cancelled"))]
+    done, _ = await act_on_all(engine, "delete", TaskFilter(ids=ended), 2)
+    assert done == 11
+    assert await engine.count(TaskFilter()) == lodeq.FoundCount(5, True)
+
+
 async def test_dead_letters_are_found_by_reason_and_put_back(engine):
     await fill(engine)
     await kill_all(engine, "mail")

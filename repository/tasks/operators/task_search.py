@@ -12,7 +12,7 @@ The loop knows which queues have rows and which leases there are, and looks agai
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from heapq import merge
@@ -25,6 +25,7 @@ from ....engine.records.result_glance import ANY_TIME, ResultGlance
 from ....engine.records.rows import IndexRow, decode_index_row
 from ....engine.records.task import TaskRecord
 from ....engine.records.workflow import HELD_MS
+from ....engine.runtime.task_id import TaskId
 from ....errors import UsageError
 from ...model.arguments import duration_s
 from ...model.encoded_tasks import to_datetime
@@ -33,9 +34,9 @@ from ...model.preview_arguments import plain_piece
 from ...model.values import Duration, Task, payload_bytes
 from ...state.engine_state import EngineState
 from ...state.queue_state import ShardQueue, TenantQueue
-from ...state.shard_scope import buckets_meant, shards_meant
+from ...state.shard_scope import buckets_meant, is_meant, shards_meant
 from ...state.turns import Turns
-from ..lookup import Payloads, finished_task, indexed_task, row_task
+from ..lookup import Payloads, find_task, finished_task, indexed_task, row_task
 from ..task_list import UNREADABLE, leased_now
 from .history import HISTORY_STATES
 from .id_search import IdSearch
@@ -52,6 +53,7 @@ _LANES_A_LOOK: Final = 16  # tenants without rows that cost as much as a task
 _RANGES: Final = 256  # that are searched in one go
 _LEASES: Final = 256  # that are looked at between two turns of the loop
 _KINDS: Final = {"ready": READY, "delayed": DELAYED, "waiting": DELAYED, "dead": DEAD}
+_ID: Final = b"\0"  # before an id, as a place: above all ids there is room for one
 _HELD: Final = HELD_MS.to_bytes(8, "big")  # behind all that wait for a time
 
 
@@ -130,13 +132,21 @@ class TaskSearch:
     def behind(self, task: Task) -> None:
         """The search goes on behind this task, although others of its page were looked at."""
         at = self.at
-        if at is not None and at.state not in FINAL:
-            at = replace(at, queue=task.queue, state=task.state)
-        if at is not None:
+        if at is None:
+            return
+        if self._meant.ids is not None:
+            self.at = replace(at, position=_ID + task.id)
+        elif at.state in FINAL:
             self.at = replace(at, position=task.position)
+        else:
+            self.at = replace(at, queue=task.queue, state=task.state, position=task.position)
 
     async def _found(self) -> AsyncGenerator[tuple[list[Task], Place], None]:
         """Pages, each with the place up to which all was looked at."""
+        if self._meant.ids is not None:
+            async for page in self._named(self._meant.ids):
+                yield page
+            return
         async with aclosing(self._parts()) as parts:
             async for part in parts:
                 if isinstance(part, list):
@@ -199,6 +209,46 @@ class TaskSearch:
             runs.append(sorted(names[start : start + _LANES]))
             await turns.give()
         return (lanes[name] for name in merge(*runs) if name in lanes)
+
+    async def _named(
+        self, ids: Sequence[TaskId]
+    ) -> AsyncGenerator[tuple[list[Task], Place], None]:
+        """The tasks with these ids, the newest first: each is looked up by itself."""
+        core = self._core
+        below = b"" if self.at is None else self.at.position
+        turns = Turns(core)
+        page: list[Task] = []
+        size = 0
+        place = Place("", FINAL[0], below)
+        for task_id in ids:
+            await turns.give()
+            place = Place("", FINAL[0], _ID + task_id)
+            shard = core.shard_of(task_id)
+            if (below and place.position >= below) or shard.is_stub or not is_meant(shard):
+                continue
+            self.looks += 1
+            task = find_task(core, shard, task_id, self._payloads)
+            if task is not None and self._is_named(task):
+                page.append(task)
+                size += payload_bytes(task)
+            if size >= _PAGE_BYTES:
+                yield page, place
+                page, size = [], 0
+        yield page, place
+
+    def _is_named(self, task: Task) -> bool:
+        meant = self._meant
+        if task.state not in meant.states:
+            return False
+        if meant.queue is not None and task.queue != meant.queue:
+            return False
+        if meant.tenant is not None and task.tenant != meant.tenant:
+            return False
+        if task.state in FINAL:
+            was_there = task.finished_at is not None and task.finished_at <= self._now
+        else:
+            was_there = self._was_there(task.position, task.state)
+        return was_there and self._means(task)
 
     # -- tasks that have not ended -------------------------------------------------------
 

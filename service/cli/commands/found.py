@@ -90,6 +90,7 @@ def _filter_options(command: F) -> F:
             click.option("--newer-than", type=_Seconds(), help="Enqueued since then: 90s, 12h."),
             click.option("--reason", help="Part of why it failed, in any case."),
             click.option("--id-prefix", help="First hex digits of the id."),
+            click.option("--id", "ids", multiple=True, help="With this id; may be repeated."),
             click.option("--text", help="Part of the call, a label or the reason, in any case."),
         )
     ):
@@ -100,8 +101,8 @@ def _filter_options(command: F) -> F:
 def _filter(options: dict[str, Any]) -> TaskFilter:
     labels = _pairs(options.pop("label"), "--label KEY=VALUE")
     arguments = _pairs(options.pop("arg"), "--arg NAME=PATTERN")
-    state = options.pop("state") or None
-    return TaskFilter(state=state, labels=labels, arguments=arguments, **options)
+    state, ids = options.pop("state") or None, options.pop("ids") or None
+    return TaskFilter(state=state, ids=ids, labels=labels, arguments=arguments, **options)
 
 
 def _pairs(given: Iterable[str], form: str) -> dict[str, str]:

@@ -41,6 +41,7 @@ class Search(NamedTuple):
         states: that were chosen; none stands for all.
         labels: ``key=value``.
         arguments: ``name=pattern``.
+        ids: of tasks that were chosen; none stands for all.
         no_tenant: only tasks of the default tenant.
         meant: the filter.
         address: the query of its page, without a cursor; empty: nothing was filled in.
@@ -50,6 +51,7 @@ class Search(NamedTuple):
     states: Sequence[str]
     labels: Sequence[str]
     arguments: Sequence[str]
+    ids: Sequence[str]
     no_tenant: bool
     meant: TaskFilter
     address: str
@@ -62,6 +64,8 @@ class Search(NamedTuple):
         said = [f"{names.get(name, name)} {text}" for name, text in self.fields.items() if text]
         said += [f"label {label}" for label in self.labels]
         said += [f"argument {argument}" for argument in self.arguments]
+        if self.ids:
+            said.append(f"chosen: {', '.join(self.ids)}")
         if self.no_tenant:
             said.append("no tenant")
         return said
@@ -76,18 +80,24 @@ def search_of(query: QueryParams) -> Search:
     fields = {name: query.get(name, "").strip()[: _TEXT_MAX + 1] for name in _TEXTS}
     states = [one for one in dict.fromkeys(query.getlist("state")) if one][: len(FILTER_STATES) + 1]
     labels, arguments = _listed(query, "label"), _listed(query, "argument")
+    ids = list(dict.fromkeys(query.getlist("id")))[: PAGE + 1]
+    if query.get("chosen", "") == "1" and not ids:
+        raise UsageError("no task was chosen: tick those that are meant")
+    if len(ids) > PAGE:
+        raise UsageError(f"{PAGE} tasks can be chosen at once: the rows of a page")
     no_tenant = query.get("no_tenant", "") == "1"
     pairs = [(name, text) for name, text in fields.items() if text]
     pairs += [("state", one) for one in states] + [("label", one) for one in labels]
-    pairs += [("argument", one) for one in arguments]
+    pairs += [("argument", one) for one in arguments] + [("id", one) for one in ids]
     pairs += [("no_tenant", "1")] if no_tenant else []
     return Search(
         fields,
         states,
         labels,
         arguments,
+        ids,
         no_tenant,
-        _filter(fields, states, labels, arguments, no_tenant),
+        _filter(fields, states, labels, arguments, ids, no_tenant),
         urlencode(pairs),
     )
 
@@ -114,6 +124,7 @@ def _filter(
     states: Sequence[str],
     labels: Sequence[str],
     arguments: Sequence[str],
+    ids: Sequence[str],
     no_tenant: bool,
 ) -> TaskFilter:
     if no_tenant and fields["tenant"]:
@@ -127,6 +138,7 @@ def _filter(
         arguments=_pairs(arguments, "argument", "name=pattern"),
         reason=fields["reason"] or None,
         id_prefix=fields["id_prefix"] or None,
+        ids=ids or None,
         older_than=seconds_of(fields["older_than"]) if fields["older_than"] else None,
         newer_than=seconds_of(fields["newer_than"]) if fields["newer_than"] else None,
         text=fields["text"] or None,
@@ -169,7 +181,7 @@ async def search_page(engine: AnyEngine, query: QueryParams) -> dict[str, Any]:
         given = {name: query.get(name, "")[:_TEXT_MAX] for name in _TEXTS}
         states, labels = query.getlist("state"), query.getlist("label")
         arguments = query.getlist("argument")
-        empty = Search(given, states, labels, arguments, False, _NONE, "")
+        empty = Search(given, states, labels, arguments, (), False, _NONE, "")
         return context | {"search": empty, "error": str(error)}
     context["search"] = search
     if not search.address and query.get("all", "") != "1":

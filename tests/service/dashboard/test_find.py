@@ -226,6 +226,25 @@ async def test_forty_like_it_are_sent_back(engine, mail):
     assert (await engine.count(TaskFilter(state="ready"))).count == 40
 
 
+async def test_rows_are_chosen_and_only_they_are_sent_back(engine, mail):
+    async with browsing(engine) as client:
+        page = await client.get("/find?queue=mail&state=dead")
+        assert page.text.count('type="checkbox" name="id"') == 25
+        assert 'formaction="/find/redrive"' in page.text
+        chosen = urlencode([("chosen", 1), *(("id", one) for one in ids(page)[:3])])
+        asked, run = await confirmed(client, f"/find/redrive?{chosen}")
+        assert "Redrive 3 tasks?" in asked.text
+        assert tile(await ended(client, run), "Done") == "3"
+        again = await client.get(f"/find?{chosen}")
+        assert sorted(ids(again)) == sorted(ids(page)[:3])
+        assert again.text.count('name="id" value="' + ids(page)[0] + '" aria-label') == 1
+        nothing = await client.get("/find/redrive?chosen=1")
+        assert (nothing.status_code, "no task was chosen" in nothing.text) == (422, True)
+        many = "&".join(["id=" + "0" * 32] * 1 + [f"id={n:032x}" for n in range(1, 30)])
+        assert "25 tasks can be chosen" in (await client.get(f"/find?{many}")).text
+    assert (await engine.count(TaskFilter(state="ready"))).count == 3
+
+
 async def test_asking_does_nothing(engine, mail):
     async with browsing(engine) as client:
         for act in ("redrive", "delete"):
@@ -293,6 +312,7 @@ async def test_who_may_only_read_finds_and_cannot_act(engine, mail):
         page = await client.get("/find?queue=mail")
         assert heading(page) == "40 tasks"
         assert "/find/redrive" not in page.text
+        assert 'type="checkbox" name="id"' not in page.text
         assert "/find/export" in page.text
         for path in ("/find/redrive?queue=mail", "/runs/0/stop"):
             assert (await client.get(path)).status_code == 403
