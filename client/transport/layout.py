@@ -6,12 +6,7 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
-from ...errors import UsageError
-
-try:
-    from msgspec.msgpack import Encoder
-except ImportError as exc:
-    raise UsageError('a client needs an extra: pip install "lodeq[http]"') from exc
+from msgspec.msgpack import Encoder
 
 __all__ = [
     "ENTRIES_MAX",

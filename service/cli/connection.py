@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import click
@@ -41,6 +42,7 @@ __all__ = [
     "reading",
     "run",
     "store_argument",
+    "told_what_to_do",
     "writing",
 ]
 
@@ -50,9 +52,17 @@ T = TypeVar("T")
 LIMITS: Final = Limits(payload_bytes_max=3 << 20, headers_bytes_max=512 << 10)
 ANSWER_TIMEOUT_S: Final = 2.0  # of a service whose folder can be read instead
 CONNECT_TIMEOUT_S: Final = 30.0  # of one that must answer
-_SCHEMES: Final = ("unix://", "http://", "https://", "lodeq://")
+_SCHEMES: Final = ("unix://", "tcp://", "http://", "https://", "lodeq://")
+_HOST_PORT: Final = re.compile(r"[A-Za-z0-9.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
 
-store_argument: Final = click.argument("store")
+
+def _store_of(context: click.Context, param: click.Parameter, store: str) -> str:
+    if _HOST_PORT.fullmatch(store) and not os.path.lexists(store):
+        raise UsageError(f"there is no folder {store!r}; the server there is tcp://{store}")
+    return store
+
+
+store_argument: Final = click.argument("store", callback=_store_of)
 
 
 def check_folder(path: str) -> str:
@@ -185,6 +195,23 @@ async def writing(store: str, *, is_quiet: bool = False) -> AsyncIterator[Engine
                 raise _held(exc) from exc
             engine = await stack.enter_async_context(_served_by(exc.address, exc.pid))
         yield engine
+
+
+@contextmanager
+def told_what_to_do(served: str) -> Iterator[None]:
+    """Say what a command line can do about a store that another process holds.
+
+    Args:
+        served: what to do where that process serves it; ``{url}`` stands for the address.
+    """
+    try:
+        yield
+    except LockedError as exc:
+        if exc.address is None:
+            raise _held(exc) from exc
+        cure = served.format(url=shown(exc.address))
+        text = f"{str(exc).partition('; ')[0]}; {cure}"
+        raise LockedError(text, pid=exc.pid, address=exc.address) from exc
 
 
 def _held(exc: LockedError) -> LockedError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import click
@@ -19,6 +19,7 @@ __all__ = [
     "INPUT_BYTES_MAX",
     "TOO_LONG",
     "Grant",
+    "StateChoice",
     "duration",
     "grant_of",
     "grant_text",
@@ -31,7 +32,37 @@ __all__ = [
 # No task is as large, whatever its JSON has beside the value: more is refused before it is read.
 INPUT_BYTES_MAX: Final = 16 << 20
 TOO_LONG: Final = f"more than {INPUT_BYTES_MAX >> 20} MiB: no task can be that large"
+# States as other systems call them.
+_OTHER_WORDS: Final[Mapping[str, str]] = {
+    "failed": "dead",
+    "discarded": "dead",
+    "pending": "ready",
+    "queued": "ready",
+    "available": "ready",
+    "enqueued": "ready",
+    "scheduled": "delayed",
+    "retrying": "delayed",
+    "retryable": "delayed",
+    "running": "leased",
+    "active": "leased",
+    "executing": "leased",
+    "started": "leased",
+    "done": "completed",
+    "succeeded": "completed",
+    "finished": "completed",
+}
 _GRANT: Final = re.compile(r"([0-9a-fA-F-]{32,36}):(\d{1,20}):([0-9a-fA-F]{32})")
+
+
+class StateChoice(click.Choice[str]):
+    """One of the states of a task; the words that others use for them lead to ours."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See ``click.ParamType``."""
+        ours = _OTHER_WORDS.get(str(value).lower())
+        if value in self.choices or ours not in self.choices:
+            return super().convert(value, param, ctx)
+        return self.fail(f"{value!r} is not a state here: {value} tasks are {ours}", param, ctx)
 
 
 def duration(value: str | float) -> float:

@@ -28,6 +28,7 @@ __all__ = [
     "ALWAYS",
     "ANSWERS_BYTES_MAX",
     "HEAD_BYTES_MAX",
+    "WRONG_TOKEN",
     "Guard",
     "RefusedError",
     "Settings",
@@ -63,6 +64,7 @@ class Settings:
     clients: Literal["read", "write"] = "write"  # ``read``: /v1 changes nothing, no link is spoken
 
 
+WRONG_TOKEN: Final = "this token is not the server's: give what its --token-file holds"
 # No browser guesses at the type of an answer, or keeps it. Routes may say otherwise of caching.
 ALWAYS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 
@@ -169,11 +171,17 @@ class Guard:
         if foreign is not None:
             return AccessDeniedError(foreign), 403
         if path not in settings.public_paths and not self._is_admitted(headers, path):
-            return AccessDeniedError("give the server's token: Authorization: Bearer …"), 401
+            return AccessDeniedError(self._why_not_admitted(headers)), 401
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18 or int(length) > settings.body_bytes_max:
             return _too_large(settings), 413
         return None
+
+    @staticmethod
+    def _why_not_admitted(headers: Mapping[bytes, bytes]) -> str:
+        if b"authorization" not in headers:
+            return "give the server's token: Authorization: Bearer …"
+        return f"{WRONG_TOKEN}, as Authorization: Bearer …"
 
     def _is_admitted(self, headers: Mapping[bytes, bytes], path: str) -> bool:
         if self._token is None:

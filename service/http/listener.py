@@ -159,5 +159,6 @@ def listen_tcp(host: str, port: int, token: str | None) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as exc:
         listener.close()
-        raise StorePathError(f"{host} port {port}: cannot listen there: {exc}") from exc
+        cure = "; stop what listens there, or take another port" * (exc.errno == errno.EADDRINUSE)
+        raise StorePathError(f"{host} port {port}: cannot listen there: {exc}{cure}") from exc
     return listener

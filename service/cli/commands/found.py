@@ -34,10 +34,11 @@ from ..missing_queue import (
     note_misspelt_filter,
     note_nothing_found,
     note_stars,
+    refuse_misspelt_queue,
 )
 from ..output import Column, shown
 from ..progress import Steps
-from ..values import duration
+from ..values import StateChoice, duration
 
 __all__ = ["act", "find"]
 
@@ -75,7 +76,7 @@ def _filter_options(command: F) -> F:
             click.option(
                 "--state",
                 multiple=True,
-                type=click.Choice(FILTER_STATES),
+                type=StateChoice(FILTER_STATES),
                 help="In this state; may be repeated. Failed jobs are dead.",
             ),
             click.option("--function", help="Calls of this task function."),
@@ -315,6 +316,9 @@ def act(
             number = await engine.count(meant)
             note_cut_previews(number.has_cut_previews)
             if not number.count:
+                if yes and meant.queue is not None:
+                    is_all, whose = meant.tenant is None, meant.tenant or ""
+                    await refuse_misspelt_queue(engine, meant.queue, whose, is_all=is_all)
                 await note_misspelt_filter(engine, meant.queue, meant.tenant, meant.function)
                 note_stars(meant.text, meant.reason)
             if not yes:

@@ -25,7 +25,7 @@ from ..display import (
 )
 from ..missing_queue import note_cut_previews, note_nothing_found
 from ..output import Column, shown
-from ..values import duration
+from ..values import StateChoice, duration
 
 __all__ = ["history"]
 
@@ -73,7 +73,7 @@ def _moment(text: str) -> datetime:
 @click.option("--tenant", help="Of this tenant only; '' for the default one.")
 @click.option("--function", help="Of this task function only.")
 @click.option(
-    "--state", type=click.Choice(list(HISTORY_STATES)), help="That ended so. Failed jobs are dead."
+    "--state", type=StateChoice(list(HISTORY_STATES)), help="That ended so. Failed jobs are dead."
 )
 @click.option(
     "--since",

@@ -30,6 +30,7 @@ from ..display import (
 from ..missing_queue import refuse_misspelt_queue
 from ..other_tenants import NOBODY, LeftOut, left_out, note_left_out
 from ..output import Column, shown
+from ..values import StateChoice
 
 __all__ = [
     "QUEUES",
@@ -122,7 +123,7 @@ async def _tasks(queue: Queue, states: Sequence[str], limit: int) -> list[Task]:
     "--state",
     "states",
     multiple=True,
-    type=click.Choice([*_LIVE, *_ENDED]),
+    type=StateChoice([*_LIVE, *_ENDED]),
     help="Only tasks in this state; may be repeated. Default: all that have not ended, and dead.",
 )
 @_limit(100)
@@ -371,7 +372,7 @@ def redrive(
 @tenant_options
 @click.option(
     "--state",
-    type=click.Choice(["ready", "delayed", "waiting", "dead"]),
+    type=StateChoice(["ready", "delayed", "waiting", "dead"]),
     help="Only tasks in this state; default: all four.",
 )
 @yes_option

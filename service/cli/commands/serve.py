@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import shlex
 import signal
 import stat
 from contextlib import AsyncExitStack, suppress
@@ -22,7 +23,7 @@ from ...cluster.node import ClusterNode, node_name
 from ...cluster.overview import shards_of_cluster
 from ...processes.plan import PROCESSES_MAX, ProcessesOptions
 from ...shared.garbage_collector import settle_collector
-from ..connection import Folder, run
+from ..connection import Folder, run, told_what_to_do
 from ..display import print_banner
 from ..output import shown
 
@@ -196,18 +197,18 @@ def serve(
         grace=GRACE_S,
         routes=None if member is None else member.routes,
     )
-    asyncio.run(
-        _serve(
-            path,
-            served,
-            member,
-            checkpoint_every,
-            shards=shards,
-            durability=durability,
-            journal=journal,
-            lock_wait=lock_wait,
-        )
+    serving = _serve(
+        path,
+        served,
+        member,
+        checkpoint_every,
+        shards=shards,
+        durability=durability,
+        journal=journal,
+        lock_wait=lock_wait,
     )
+    with told_what_to_do("it can be reached already: {url}"):
+        asyncio.run(serving)
 
 
 def _address(uds: str | None, host: str | None, port: int) -> Literal[True] | str:
@@ -226,6 +227,11 @@ def allow_files() -> None:
 
 def read_token(path: str) -> str:
     """Read the token: the first line of a file that only its owner can read."""
+    if not os.path.exists(path):
+        raise UsageError(
+            f"there is no token file {path!r}: make it with "
+            f"'(umask 077; openssl rand -hex 32 > {shlex.quote(path)})'"
+        )
     with open(path, encoding="ascii", errors="replace") as file:
         mode = os.fstat(file.fileno()).st_mode
         token = file.readline(4096).strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -53,6 +54,7 @@ __all__ = ["claim", "enqueue", "show"]
 F = TypeVar("F", bound=Callable[..., Any])
 _NOTHING: Final = 1
 _NOT_ALL: Final = 1
+_PART_OF_ID: Final = re.compile(r"[0-9a-fA-F][0-9a-fA-F-]{3,34}")
 _WITHOUT_PAYLOAD: Final = ("completed", "expired", "cancelled")
 
 tenant_option: Final = click.option(
@@ -107,7 +109,20 @@ def _enqueue_options(command: F) -> F:
     return command
 
 
-@click.command()
+class _Enqueue(click.Command):
+    """Says how arguments of a function are given to whoever writes them one after another."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See ``click.Command``."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as exc:
+            if "unexpected extra argument" in exc.message:
+                exc.message += "; arguments of a function are given by name: --arg NAME=VALUE"
+            raise
+
+
+@click.command(cls=_Enqueue)
 @store_argument
 @click.argument("queue")
 @click.argument("payload", required=False, metavar="[FUNCTION | PAYLOAD]")
@@ -349,7 +364,7 @@ def show(store: str, id: str, as_json: bool) -> None:
         dict[str, Any], dict[str, Any] | None, dict[str, Any] | None, list[dict[str, Any]]
     ]:
         async with reading(store) as engine:
-            task = await engine.get(id)
+            task = await engine.get(_whole_id(store, id))
             if task is None:
                 raise TaskNotFoundError(await _absence(engine, store, id))
             kept = None
@@ -381,6 +396,17 @@ def show(store: str, id: str, as_json: bool) -> None:
         click.echo("attempts")
         for one in attempts:
             print_line(f"  {_attempt_line(one)}")
+
+
+def _whole_id(store: str, id: str) -> TaskId:
+    try:
+        return TaskId(id)
+    except UsageError as exc:
+        if not _PART_OF_ID.fullmatch(id):
+            raise
+        raise UsageError(
+            f"{exc}; of an id that you know in part: lodeq find {store} --id-prefix {id}"
+        ) from exc
 
 
 async def _absence(engine: Engine, store: str, id: str) -> str:

@@ -15,6 +15,7 @@ import click
 
 from ....errors import UsageError
 from ...shared.garbage_collector import settle_collector
+from ..connection import told_what_to_do
 from ..reload import supervise
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ def worker(
     from ...worker.run.loop_guard import lasting_loop  # noqa: PLC0415 - only this command needs it
 
     own = {"loop_factory": lasting_loop} if loop == "asyncio" else None
-    anyio.run(main, backend=loop, backend_options=own)
+    with told_what_to_do("work for it there: --store {url}"):
+        anyio.run(main, backend=loop, backend_options=own)
 
 
 def load_app(target: str) -> App:

@@ -30,6 +30,7 @@ from ....client.transport.layout import (
 from ....errors import AccessDeniedError, LodeqError, UsageError
 from ....repository.model.arguments import duration_s
 from ..admission import TooManyError, has_unread
+from ..guard import WRONG_TOKEN
 from . import operations
 from .port import LinkPort
 from .requests import Cancel, MalformedError, Queue, read_entry, read_frame, read_hello
@@ -196,7 +197,8 @@ class LinkConnection(LinkPort, asyncio.Protocol):
         self.admission.asked(self)
         if not self.serving.is_token(hello.token):
             self.admission.strange(self)
-            self._turn_away(AccessDeniedError("give the server's token"), 401)
+            why = WRONG_TOKEN if hello.token else "give the server's token"
+            self._turn_away(AccessDeniedError(why), 401)
             return
         if not self.admission.admits(self):
             error = TooManyError("the server has as many callers as it accepts: try again")

@@ -81,6 +81,29 @@ def test_what_writes_names_the_holder(store, args):
         assert picture(store) == before
 
 
+@pytest.mark.parametrize("serve", [None, True], ids=["held", "served"])
+def test_a_worker_or_server_of_a_held_store_is_told_what_to_do(store, serve, tmp_path):
+    (tmp_path / "held_jobs.py").write_text(
+        "from lodeq.worker import App\n"
+        f"app = App({str(store)!r})\n"
+        '@app.task("mail")\n'
+        "async def send(): ...\n"
+    )
+    with lodeq.sync.open(store, serve=serve):
+        for command, cure in (
+            (["worker", "held_jobs:app"], "work for it there: --store unix://"),
+            (["serve", store], "it can be reached already: unix://"),
+        ):
+            told = subprocess.run(
+                [*RUN, *command], cwd=tmp_path, capture_output=True, text=True, timeout=60
+            )
+            assert told.returncode == 2
+            last = told.stderr.splitlines()[-1]
+            assert "is open already" in last
+            assert (cure if serve else "let it serve the store") in last
+            assert "lodeq.connect" not in last
+
+
 class TestNote:
     def test_it_is_found_until_it_is_forgotten(self, store):
         assert read_note(store) is None

@@ -454,10 +454,11 @@ async def test_leases_of_the_async_client_are_kept_alive_from_a_thread():
             assert lease.deadline > before
 
 
-def test_the_core_does_not_need_the_extra():
+@pytest.mark.parametrize("missing", ["httpx", "httptools", "msgspec"])
+def test_the_core_does_not_need_the_extra(missing):
     code = """
 import sys
-sys.modules["httpx"] = sys.modules["starlette"] = sys.modules["uvicorn"] = None
+sys.modules[sys.argv[1]] = sys.modules["starlette"] = sys.modules["uvicorn"] = None
 import asyncio, lodeq, lodeq.sync
 for call in (lodeq.sync.connect, lambda url: asyncio.run(connect(url))):
     async def connect(url):
@@ -469,7 +470,7 @@ for call in (lodeq.sync.connect, lambda url: asyncio.run(connect(url))):
     else:
         raise AssertionError
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, missing], check=True, timeout=60)
 
 
 async def test_an_older_server_is_named_where_it_keeps_no_progress(pair):

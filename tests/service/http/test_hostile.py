@@ -79,6 +79,9 @@ async def test_a_wrong_token(engine, given):
         for path in (TASKS, "/v1/nothing", "/metrics"):
             answer = await client.post(path, content=b'{"payload": 1}', headers=headers)
             refused(answer, 401, "access-denied")
+            is_missing = given is None
+            assert answer.text.count("give the server's token") == is_missing
+            assert answer.text.count("this token is not the server's") == (not is_missing)
             assert answer.headers["www-authenticate"] == "Bearer"
         answer = await client.get("/v1/stats", headers={"authorization": f"bearer  {TOKEN}"})
         assert answer.status_code == 200

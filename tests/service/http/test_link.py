@@ -137,6 +137,8 @@ async def test_a_wrong_token_is_refused(engine, token):
             async with wired(url, greet=False) as wire:
                 version, (is_welcome, problem) = await wire.hello(token)
                 assert (version, is_welcome, problem["status"]) == (1, False, 401)
+                said = "this token is not the server's" if token else "give the server's token"
+                assert said in problem["detail"]
                 assert await wire.is_closed()
             async with wired(url, token="right-token-of-16") as wire:
                 wire.send([8, 1, "GET", "/health", {}, None, None])
