@@ -351,8 +351,14 @@ class FormatTooOldError(OpenError):
 class AccessDeniedError(LodeqError):
     """The server refused the call because of its token, its Host, or its origin.
 
-    Nothing was written. Give the client the token of the server's ``--token-file``.
+    Nothing was written. Give the client the token of the server's ``--token-file``, or one of its
+    ``--tokens`` that has the ``scope``: what a token that is known lacks, such as ``worker:mail``;
+    empty where the token itself was not accepted.
     """
+
+    def __init__(self, message: str, *, scope: str = "") -> None:
+        super().__init__(message)
+        self.scope = scope
 
 
 class NotLeaderError(LodeqError):

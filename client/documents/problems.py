@@ -52,6 +52,7 @@ _ATTRIBUTES: Final = (
     "reason",
     "state",
     "finished_at",
+    "scope",
 )
 
 
@@ -65,6 +66,8 @@ _BY_SLUG: Final = {slug_of(name): cls for name, cls in _CLASSES.items()}
 
 def status_of(error: LodeqError) -> int:
     """The HTTP status of an error."""
+    if isinstance(error, errors.AccessDeniedError) and error.scope:
+        return 403  # the token is known, and may not do this
     return next(STATUSES[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in STATUSES)
 
 

@@ -217,6 +217,8 @@ class EngineRuntime:
             reasons.append(f"a load waits in the inbox: {self.ingester.problem}")
         if self.server is not None and self.server.problem is not None:
             reasons.append(f"the store is not served any more: {self.server.problem}")
+        if self.server is not None and self.server.warning is not None:
+            reasons.append(self.server.warning)
         reasons.extend(core.flows.problems())
         reasons.extend(core.all_anomalies())
         return Health.of(*reasons)

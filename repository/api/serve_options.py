@@ -25,6 +25,8 @@ class Serve:
         token: every request must carry it; 16 printable characters or more. Required where other
             machines can reach the address. Clients take it from ``connect(token=)``, commands from
             ``LODEQ_TOKEN``.
+        tokens: a file of tokens that may do a part, by role, queue and tenant (docs/roles.md).
+            It is read again when it changes. Without ``token`` there is no dashboard.
         dashboard: what its pages may do; ``off``: there are none.
         hosts: further names that the header Host may give.
         checkpoints: folder in which clients may make checkpoints; None: nowhere.
@@ -34,6 +36,7 @@ class Serve:
 
     address: Literal[True] | str | os.PathLike[str] = True
     token: str | None = field(default=None, repr=False)
+    tokens: str | os.PathLike[str] | None = None
     dashboard: Literal["read", "write", "off"] = "read"
     hosts: tuple[str, ...] = ()
     checkpoints: str | None = None
@@ -49,6 +52,10 @@ class RunningServer(Protocol):
 
     address: str  # that clients connect to; known from the start on
     problem: str | None  # why it serves no more, although nobody stopped it
+
+    @property
+    def warning(self) -> str | None:
+        """What is wrong, although it serves: for ``health``."""
 
     async def wait(self) -> None:
         """Wait until it serves no more."""

@@ -526,6 +526,10 @@ class EngineView:
         """Calls whose outcome goes to an object: for who answers many on one connection."""
         return DirectCalls(self._core)
 
+    def held_lease(self, proof: LeaseProof) -> Lease | None:
+        """The live lease that a proof belongs to; None: it has ended, or there is none."""
+        return lease_proof.find(self._core, proof)
+
     def live_lease(self, task_id: bytes, epoch: int) -> Lease | None:
         """The lease of that epoch on a task, if it is live."""
         lease: Any = self._core.leases.get(task_id)  # a ``Lease``, as all that are in use

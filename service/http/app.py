@@ -83,7 +83,7 @@ def make_app(
     app = Starlette(
         routes=[*own, *routes],
         middleware=[
-            Middleware(Guard, settings=the_settings, refusals=refusals),
+            Middleware(Guard, settings=the_settings, refusals=refusals, callers=server.callers),
             Middleware(_Direct, endpoints=direct),
         ],
         exception_handlers={HTTPException: _not_here},

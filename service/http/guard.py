@@ -7,18 +7,20 @@ token is required.
 
 from __future__ import annotations
 
-import hmac
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import TYPE_CHECKING, Final, Literal
 
 from anyio import current_time, fail_after, move_on_after
 
 from ...client.documents.problems import CONTENT_TYPE, problem_of
+from ...engine.runtime.clock import SystemClock
 from ...errors import AccessDeniedError, BusyError, LodeqError, PayloadTooLargeError, UsageError
 from ..shared.origin import CONNECTION, foreign_of
+from .access.callers import Callers
+from .access.roles import ACCESS, FULL, NOBODY, Access, Role
+from .access.tokens_file import TokensFile
 from .admission import Refusals, TooManyError
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Settings:
     """The bounds of a server. Sizes in bytes, times in seconds."""
 
     token: str | None = field(default=None, repr=False)  # None: none is required
+    tokens: TokensFile | None = field(default=None, repr=False)  # beside it, with their roles
     hosts: frozenset[str] = loopback_hosts  # what may stand in ``Host``, without the port
     body_bytes_max: int = 8 << 20  # of one request
     held_bytes_max: int = 128 << 20  # of the bodies of all requests at work
@@ -79,13 +82,28 @@ class RefusedError(Exception):
 
 
 class Guard:
-    """ASGI middleware."""
+    """ASGI middleware.
 
-    def __init__(self, app: ASGIApp, settings: Settings, refusals: Refusals | None = None) -> None:
+    Args:
+        app: gets the requests, with the access of each caller in ``scope[ACCESS]``.
+        settings: of the server.
+        refusals: counts what is refused; None: counted here alone.
+        callers: who may call; None: whoever has the token of the settings.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        refusals: Refusals | None = None,
+        callers: Callers | None = None,
+    ) -> None:
         self._app = app
         self._settings = settings
         self._refusals = refusals if refusals is not None else Refusals()
-        self._token = None if settings.token is None else _hashed(settings.token.encode())
+        if callers is None:
+            callers = Callers(settings.token, settings.tokens, SystemClock())
+        self._callers = callers
         self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,11 +115,14 @@ class Guard:
             return  # nothing here speaks websocket: the server closes it
         headers = dict(scope["headers"])
         refused = _malformed(scope)
+        access: Access | None = None
         if refused is None:
-            refused = self._refusal(scope["headers"], headers, scope["path"], scope["method"])
+            access = self._access_of(headers, scope["path"])
+            scope[ACCESS] = NOBODY if access is None else access
+            refused = self._refusal(scope, headers, access)
         if refused is not None and (one := scope.get("state", {}).get(CONNECTION)) is not None:
             one.admission.strange(one)
-        if refused is None and not self._is_taken_in(scope, headers):
+        if refused is None and not self._is_taken_in(scope, access):
             refused = TooManyError("the server has as many callers as it accepts: try again"), 503
         if refused is not None:
             if refused[1] == 401 and self._is_browsing(scope["method"], headers):
@@ -148,30 +169,31 @@ class Guard:
                 if not message.get("more_body", False):
                     return
 
-    def _is_taken_in(self, scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+    def _is_taken_in(self, scope: Scope, access: Access | None) -> bool:
         """Whether the connection may become a known one; other servers than ours have no limit."""
         one = scope.get("state", {}).get(CONNECTION)
         if one is None:
             return True
-        if not self._is_admitted(headers, scope["path"]):  # nothing is required there
+        if access is None:  # nothing is required there
             one.admission.strange(one)
             return True
         is_admitted: bool = one.admission.admits(one)
         return is_admitted
 
     def _refusal(
-        self,
-        given: Iterable[tuple[bytes, bytes]],
-        headers: Mapping[bytes, bytes],
-        path: str,
-        method: str,
+        self, scope: Scope, headers: Mapping[bytes, bytes], access: Access | None
     ) -> tuple[LodeqError, int] | None:
-        settings = self._settings
-        foreign = foreign_of(given, method, settings.hosts)
+        settings, path = self._settings, scope["path"]
+        foreign = foreign_of(scope["headers"], scope["method"], settings.hosts)
         if foreign is not None:
             return AccessDeniedError(foreign), 403
-        if path not in settings.public_paths and not self._is_admitted(headers, path):
-            return AccessDeniedError(self._why_not_admitted(headers)), 401
+        if path not in settings.public_paths:
+            if access is None:
+                return AccessDeniedError(self._why_not_admitted(headers)), 401
+            if access is not FULL and not path.startswith("/v1/"):
+                why = _denied_beside(access, path)
+                if why is not None:
+                    return why, 403
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18 or int(length) > settings.body_bytes_max:
             return _too_large(settings), 413
@@ -183,13 +205,15 @@ class Guard:
             return "give the server's token: Authorization: Bearer …"
         return f"{WRONG_TOKEN}, as Authorization: Bearer …"
 
-    def _is_admitted(self, headers: Mapping[bytes, bytes], path: str) -> bool:
-        if self._token is None:
-            return True
+    def _access_of(self, headers: Mapping[bytes, bytes], path: str) -> Access | None:
+        """The access of a request's sender; None: he has shown nothing that counts."""
+        if self._callers.is_open:
+            return FULL
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")
-        # Hashes, so that neither the length nor the first wrong byte shows in the time.
-        is_right = hmac.compare_digest(_hashed(given.strip()), self._token)
-        return (is_right and kind.lower() == b"bearer") or self._settings.admits(headers, path)
+        access = self._callers.access_of(given.strip())
+        if access is not None and kind.lower() == b"bearer":
+            return access
+        return FULL if self._settings.admits(headers, path) else None
 
     def _is_browsing(self, method: str, headers: Mapping[bytes, bytes]) -> bool:
         is_page = b"text/html" in headers.get(b"accept", b"")
@@ -250,6 +274,24 @@ class _Counted:
             raise RefusedError(BusyError("the request's body did not arrive in time"), 408) from exc
 
 
+def _denied_beside(access: Access, path: str) -> LodeqError | None:
+    """Why a token of the file may not have what lies beside ``/v1``; None: it may.
+
+    Pages have sessions, nodes and the routes of others take no scopes: these are for the one token.
+    """
+    if path == "/metrics":
+        try:
+            access.require_whole(Role.READER)
+        except AccessDeniedError as error:
+            return error
+        return None
+    return AccessDeniedError(
+        f"token {access.name!r} is for /v1 and /metrics: give the server's own token, which its "
+        "--token-file holds",
+        scope="the server's token",
+    )
+
+
 def _malformed(scope: Scope) -> tuple[LodeqError, int] | None:
     """Find a fault of a request's head, whoever sends it: the error and its status."""
     n_bytes = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
@@ -270,10 +312,6 @@ def _too_large(settings: Settings) -> PayloadTooLargeError:
         f"the request's body is larger than {limit} bytes: send fewer tasks at once",
         limit_bytes=limit,
     )
-
-
-def _hashed(token: bytes) -> bytes:
-    return sha256(token).digest()
 
 
 async def _send_to(send: Send, path: str) -> None:

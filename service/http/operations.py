@@ -11,6 +11,8 @@ from starlette.responses import Response
 
 from ...engine.runtime.task_id import TaskId
 from . import schemas
+from .access.roles import Role, scopes_text
+from .named_queues import WHOLE, Names
 from .request_context import RequestContext
 
 __all__ = ["OPERATIONS", "Answer", "Operation", "called", "openapi", "operation"]
@@ -33,6 +35,8 @@ class Operation(NamedTuple):
         takes: the document in the body; None: there is none.
         headers: those that change what it does.
         media: types of its answers.
+        needs: the roles of which its caller needs one.
+        names: the queues that it is about, for callers with limits.
     """
 
     name: str
@@ -44,6 +48,8 @@ class Operation(NamedTuple):
     takes: type[schemas.Request] | None
     headers: Mapping[str, Any]
     media: Sequence[str]
+    needs: Role
+    names: Names
 
     @property
     def changes(self) -> bool:
@@ -62,6 +68,8 @@ def operation(
     route: str,
     answer: Answer = _NOTHING,
     *,
+    needs: Role,
+    names: Names,
     by_status: Mapping[int, Answer] | None = None,
     name: str | None = None,
     headers: Mapping[str, Any] | None = None,
@@ -75,6 +83,8 @@ def operation(
     Args:
         route: method and path.
         answer: with status 200.
+        needs: the roles of which its caller needs one.
+        names: the queues that it is about; ``WHOLE``: the store, which callers with limits may not.
         by_status: answers by status instead.
         name: the handler's own where it is None.
         headers: types of headers that change what it does.
@@ -95,6 +105,8 @@ def operation(
                 hints.get("document", schemas.Nothing if method == "POST" else None),
                 headers or {},
                 media,
+                needs,
+                names,
             )
         )
         return handler
@@ -103,7 +115,12 @@ def operation(
 
 
 async def called(operation: Operation, context: RequestContext) -> Response:
-    """Read what an operation takes, and call its handler."""
+    """Read what an operation takes, and call its handler.
+
+    Raises:
+        AccessDeniedError: the caller's token does not allow it.
+    """
+    context.access.require(operation.needs)
     shards = context.shards()
     if shards is None:
         return await _called(operation, context)
@@ -121,11 +138,28 @@ async def _called(operation: Operation, context: RequestContext) -> Response:
     query = context.query(operation.query)
     if operation.query is not schemas.NoQuery:
         given.append(query)
+    document: schemas.Request | None = None
     if operation.takes is not None:
         document = await context.read(operation.takes)
         if operation.takes is not schemas.Nothing:
             given.append(document)
+    if not context.access.whole & operation.needs:
+        await _require_named(operation, context, query, document)
     return await operation.handler(context, *given)
+
+
+async def _require_named(
+    operation: Operation,
+    context: RequestContext,
+    query: schemas.Query,
+    document: schemas.Request | None,
+) -> None:
+    """Hold a caller with limits against the queues of its request."""
+    if operation.names is WHOLE:
+        context.access.require_whole(operation.needs)
+        return
+    async for named in operation.names(context, query, document):
+        context.access.require_on(operation.needs, named)
 
 
 # -- OpenAPI -------------------------------------------------------------------------------
@@ -219,6 +253,7 @@ def _described(spec: Operation, components: _Components) -> dict[str, Any]:
     }
     operation: dict[str, Any] = {
         "operationId": spec.name,
+        "x-lodeq-scopes": scopes_text(spec.needs),
         "summary": (spec.handler.__doc__ or "").partition("\n")[0],
         "parameters": parameters,
         "responses": {

@@ -14,6 +14,7 @@ from ...engine.runtime.task_id import TaskId
 from ...errors import LodeqError, UsageError
 from ...repository.tasks.lease import Lease
 from ..shared.origin import CONNECTION
+from .access.roles import ACCESS, Access
 from .admission import Admission
 from .document_reader import id_of, read, read_query, stored_of
 from .guard import RefusedError
@@ -52,12 +53,13 @@ class UnsupportedError(UsageError):
 class RequestContext:
     """A request being answered."""
 
-    __slots__ = ("_request", "form", "out", "server", "turns")
+    __slots__ = ("_request", "access", "form", "out", "server", "turns")
 
     def __init__(self, server: ServerState, request: HttpRequest) -> None:
         self.server = server
         self.turns = server.view.turns()
         self._request = request
+        self.access: Access = request.scope[ACCESS]  # the guard, or the link, has put it there
         self.form: Form = JSON  # of the body, once it is read
         headers = request.headers
         self.out = wanted_form(headers.get("accept", ""), headers.get("content-type"))
@@ -232,7 +234,7 @@ class RequestContext:
                 claim.stop = group.cancel_scope.cancel
                 if claim.is_cancelled:
                     claim.stop()
-            with self.server.polling(group.cancel_scope):
+            with self.server.polling(group.cancel_scope, self.access):
                 try:
                     value = await call()
                 except LodeqError as exc:

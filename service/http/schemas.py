@@ -896,4 +896,5 @@ class Problem(Struct, kw_only=True):
     state: str | UnsetType = UNSET
     finished_at: str | UnsetType = UNSET
     reason: str | UnsetType = UNSET
+    scope: str | UnsetType = UNSET
     receipts: list_of(Receipt | None) = UNSET  # type: ignore[valid-type]

@@ -25,6 +25,7 @@ from ...client.documents.problems import CONTENT_TYPE, problem_of
 from ...client.transport.layout import FIRST_BYTE
 from ...errors import UsageError
 from ..shared.origin import CONNECTION
+from .access.callers import Callers
 from .admission import Admission, Refusals, TooManyError, has_unread
 from .app import make_app
 from .guard import ALWAYS, ANSWERS_BYTES_MAX, HEAD_BYTES_MAX, Settings
@@ -393,10 +394,23 @@ class _Protocol(H11Protocol):
 
 
 class _Uvicorn(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, state: _Hub, on_ready: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        state: _Hub,
+        on_ready: Callable[[], object],
+        callers: Callers | None,
+    ) -> None:
         super().__init__(config)
         self._state = state
         self._on_ready = on_ready
+        self._callers = callers
+
+    async def on_tick(self, counter: int) -> bool:
+        """Each tenth of a second: tokens that were removed lose their rights without a request."""
+        if self._callers is not None:
+            self._callers.look()
+        return await super().on_tick(counter)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -493,7 +507,8 @@ class AppServer:
             "timeout_graceful_shutdown": grace_s,
         }
         self._listeners = list(listeners)
-        self._server = _Uvicorn(uvicorn.Config(app, **config), app.state.hub, on_ready)
+        callers = None if linked is None else linked.callers
+        self._server = _Uvicorn(uvicorn.Config(app, **config), app.state.hub, on_ready, callers)
 
     def descriptors(self) -> list[int]:
         """The open files of the listeners and connections: a forked child has copies of them."""

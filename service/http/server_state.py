@@ -26,6 +26,8 @@ from ...repository.api.queue import Queue
 from ...repository.api.view import EngineView, view_of
 from ...repository.model.values import ALL_TENANTS, AllTenants, Backoff, Limits
 from ...repository.tasks.lease import Lease
+from .access.callers import Callers
+from .access.roles import Access
 from .admission import Admission
 from .guard import Settings
 from .schemas import EnqueueMany, Policy, QueueReference
@@ -68,17 +70,20 @@ class ClaimRegister:
         self._granted_count = 0
         self._cancelled: OrderedDict[bytes, None] = OrderedDict()
 
-    def begin(self, claim_id: bytes | None) -> Claim:
+    def begin(self, claim_id: bytes | None, owner: bytes = b"") -> Claim:
         """Register a claim. None: it has no id, and cannot be cancelled.
+
+        ``owner``, here and below: whose token it was made with, so that no other takes it back.
 
         Raises:
             UsageError: the id is not 16 bytes, or was used before. Nothing was granted.
         """
-        claim = Claim(claim_id)
         if claim_id is None:
-            return claim
+            return Claim(None)
         if len(claim_id) != CLAIM_ID_BYTES:
             raise UsageError(f"claim_id must be {CLAIM_ID_BYTES} bytes, not {len(claim_id)}")
+        claim_id += owner
+        claim = Claim(claim_id)
         if claim_id in self._in_progress or claim_id in self._granted:
             raise UsageError("this claim_id was used before: draw another one for each claim")
         claim.is_cancelled = claim_id in self._cancelled
@@ -97,8 +102,9 @@ class ClaimRegister:
             self._note(claim.claim_id, leases)
         return True
 
-    def grant(self, claim_id: bytes, leases: Sequence[Lease]) -> bool:
+    def grant(self, claim_id: bytes, leases: Sequence[Lease], owner: bytes = b"") -> bool:
         """``begin`` and ``end`` in one, for a claim that has not waited."""
+        claim_id += owner
         if claim_id in self._cancelled:
             return False
         self._note(claim_id, leases)
@@ -111,15 +117,16 @@ class ClaimRegister:
         while self._granted_count > GRANTED_MAX and len(self._granted) > 1:
             self._granted_count -= len(self._granted.popitem(last=False)[1])
 
-    def take_back(self, claim_id: bytes) -> list[Lease]:
+    def take_back(self, claim_id: bytes, owner: bytes = b"") -> list[Lease]:
         """The live leases of a claim that has been answered. May be repeated."""
-        granted = self._granted.pop(claim_id, ())
+        granted = self._granted.pop(claim_id + owner, ())
         self._granted_count -= len(granted)
         found = (self._view.live_lease(task_id, epoch) for task_id, epoch in granted)
         return [lease for lease in found if lease is not None]
 
-    def cancel(self, claim_id: bytes) -> list[Lease]:
+    def cancel(self, claim_id: bytes, owner: bytes = b"") -> list[Lease]:
         """Refuse a claim anything more, and return its live leases. May be repeated."""
+        claim_id += owner
         self._cancelled[claim_id] = None
         self._cancelled.move_to_end(claim_id)
         if len(self._cancelled) > CANCELLED_MAX:
@@ -140,9 +147,11 @@ class ServerState:
         self.engine = engine
         self.view = view_of(engine)
         self.settings = settings
+        self.callers = Callers(settings.token, settings.tokens, self.view.clock)
+        self.callers.call_when_revoked(self._end_revoked_polls)
         self.admission = Admission(settings.connections_max)
         self._queues: dict[tuple[Any, ...], Queue] = {}
-        self._polls: set[CancelScope] = set()
+        self._polls: dict[CancelScope, Access | None] = {}
         self.claims = ClaimRegister(self.view)
         self._is_closing = False
         self.held_bytes = 0  # of the documents of calls over the link, and of its frames
@@ -185,13 +194,18 @@ class ServerState:
         return self.view.limits
 
     @contextmanager
-    def polling(self, scope: CancelScope) -> Iterator[None]:
-        """Let ``close_polls`` end a poll while it waits."""
-        self._polls.add(scope)
+    def polling(self, scope: CancelScope, access: Access | None = None) -> Iterator[None]:
+        """Let ``close_polls`` end a poll while it waits; so does the end of its caller's access."""
+        self._polls[scope] = access
         try:
             yield
         finally:
-            self._polls.discard(scope)
+            del self._polls[scope]
+
+    def _end_revoked_polls(self) -> None:
+        for scope, access in list(self._polls.items()):
+            if access is not None and access.is_over:
+                scope.cancel()
 
     @property
     def is_closing(self) -> bool:

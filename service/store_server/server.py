@@ -26,6 +26,7 @@ from ...repository.api.serve_options import Serve, check_token
 from ...repository.api.view import view_of
 from ...repository.model.arguments import duration_s
 from ..dashboard.routes import Dashboard
+from ..http.access.tokens_file import TokensFile
 from ..http.guard import Settings, loopback_hosts
 from ..http.server import Server
 from ..shared.origin import host_of
@@ -62,7 +63,12 @@ def make_server(path: str | os.PathLike[str], serve: Serve) -> Callable[[], Embe
     hosts = loopback_hosts | {host_of(name) for name in serve.hosts}
     if address.path is None:
         hosts |= {address.host.lower()}
-    settings = Settings(token=token, hosts=frozenset(hosts), checkpoints=serve.checkpoints)
+    settings = Settings(
+        token=token,
+        tokens=None if serve.tokens is None else TokensFile(serve.tokens),
+        hosts=frozenset(hosts),
+        checkpoints=serve.checkpoints,
+    )
     root = normal_path(path)
     return partial(EmbeddedServer, root, address, settings, serve.dashboard, grace_s, serve.routes)
 
@@ -105,6 +111,20 @@ class EmbeddedServer:
         self._ended = anyio.Event()
         self._is_closing = False
 
+    @property
+    def warning(self) -> str | None:
+        """Why the file of tokens, as it is now, does not count."""
+        tokens = self._settings.tokens
+        if tokens is None or tokens.problem is None:
+            return None
+        return f"the tokens are those from before {tokens.path!r} changed: {tokens.problem}"
+
+    @property
+    def _required(self) -> str | None:
+        """What keeps strangers out, if anything: the token, or the file of tokens."""
+        tokens = self._settings.tokens
+        return self._settings.token if tokens is None else tokens.path
+
     def check(self) -> None:
         """Refuse an address at which nothing can listen, and a loop that cannot serve.
 
@@ -119,7 +139,7 @@ class EmbeddedServer:
                 "the store ('lodeq serve'); lodeq.connect works on trio"
             ) from exc
         is_new = not os.path.lexists(lock_path(self._root))
-        self._where.check(self._settings.token, is_probed=is_new)
+        self._where.check(self._required, is_probed=is_new)
 
     async def start(self, engine: Engine) -> None:
         """Listen, and leave the note in the store's folder.
@@ -127,13 +147,14 @@ class EmbeddedServer:
         Raises:
             StorePathError: somebody else listens there, or nothing can.
         """
-        listener = self._listener = self._where.listen(self._settings.token)
+        listener = self._listener = self._where.listen(self._required)
         self._bound = _identity(self._where.path)
         self.address = self._where.url(listener)
         settings, routes = self._settings, _metrics_of(engine)
         if self._more_routes is not None:
             routes = [*routes, *self._more_routes(engine)]
-        if self._dashboard != "off":
+        # Its pages are opened with the one token: where there are others alone, there are none.
+        if self._dashboard != "off" and (settings.token is not None or settings.tokens is None):
             board = Dashboard(
                 engine,
                 access="write" if self._dashboard == "write" else "read",

@@ -210,9 +210,7 @@ class TaskSearch:
             await turns.give()
         return (lanes[name] for name in merge(*runs) if name in lanes)
 
-    async def _named(
-        self, ids: Sequence[TaskId]
-    ) -> AsyncGenerator[tuple[list[Task], Place], None]:
+    async def _named(self, ids: Sequence[TaskId]) -> AsyncGenerator[tuple[list[Task], Place], None]:
         """The tasks with these ids, the newest first: each is looked up by itself."""
         core = self._core
         below = b"" if self.at is None else self.at.position

@@ -46,6 +46,9 @@ FILES = 8192  # a store may have 1,024 open, callers three times 1,024 connectio
 @click.option(
     "--token-file", type=click.Path(), help="File whose first line every request must carry."
 )
+@click.option(
+    "--tokens", type=click.Path(), help="TOML file of tokens with roles; read again on change."
+)
 @click.option("--allow-host", multiple=True, help="A further name that the header Host may give.")
 @click.option(
     "--dashboard",
@@ -102,6 +105,7 @@ def serve(
     host: str | None,
     port: int | None,
     token_file: str | None,
+    tokens: str | None,
     allow_host: tuple[str, ...],
     dashboard: Literal["read", "write", "off"],
     checkpoints: str | None,
@@ -128,6 +132,7 @@ def serve(
         host: address to listen on instead of a socket; other than loopback, a token is needed.
         port: of ``host``; 0: any that is free.
         token_file: file whose first line every request must carry, 16 characters or more.
+        tokens: TOML file of tokens that may do a part, by role, queue and tenant.
         allow_host: further names that the header Host may give.
         dashboard: what its pages may do.
         checkpoints: folder that clients may make checkpoints in; None: nowhere.
@@ -148,6 +153,10 @@ def serve(
     if host is None and port is not None:
         host = "127.0.0.1"
     token = None if token_file is None else read_token(token_file)
+    if tokens is not None and (processes is not None or replicate is not None):
+        raise UsageError(
+            "--tokens is for one process with all shards: leave out --processes and --replicate"
+        )
     allow_files()
     address = _address(uds, host, PORT if port is None else port)
     if processes is not None:
@@ -191,6 +200,7 @@ def serve(
     served = Serve(
         address=address,
         token=token,
+        tokens=tokens,
         dashboard=dashboard,
         hosts=allow_host,
         checkpoints=checkpoints,

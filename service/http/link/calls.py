@@ -19,6 +19,7 @@ from ....client.documents.wire import MSGPACK_FORM
 from ....client.transport.layout import OWN_FRAME_BYTES, PART_BYTES
 from ....errors import LodeqError, PayloadTooLargeError, UsageError
 from ...shared.origin import CONNECTION
+from ..access.roles import ACCESS
 from ..admission import TooManyError
 from ..guard import RefusedError
 from ..operations import OPERATIONS, Operation, called
@@ -48,7 +49,7 @@ class CallRequest:
         self.headers: Mapping[str, str] = _HEADERS
         self.query_params: Mapping[str, str] = entry.query
         self.path_params = path
-        self.scope = {"state": {CONNECTION: link}}
+        self.scope = {"state": {CONNECTION: link}, ACCESS: link.access}
         self._document = entry.document or b""
         self._gone: asyncio.Event = asyncio.Event()
 

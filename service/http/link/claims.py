@@ -57,7 +57,7 @@ class ClaimAnswer(ClaimOutcome):
         link = self._link
         claims = link.serving.hub.claims
         try:
-            self._registered = claims.begin(link.claim_id(self._id))
+            self._registered = claims.begin(link.claim_id(self._id), link.access.owner)
         except LodeqError:
             self._cancel()  # or it would take tasks for nobody
             raise
@@ -103,7 +103,7 @@ class ClaimAnswer(ClaimOutcome):
         if self._registered is None:
             link.claims.pop(self._id, None)
             link.claimed_bytes -= self._size
-            is_good = not leases or claims.grant(link.claim_id(self._id), leases)
+            is_good = not leases or claims.grant(link.claim_id(self._id), leases, link.access.owner)
         else:
             is_good = self._ended(leases)
         if not is_good:
@@ -196,7 +196,7 @@ async def _claim_slowly(
         hub.view.give_back(leases)
         link.forget()
         return
-    if leases and not hub.claims.grant(link.claim_id(id), leases):
+    if leases and not hub.claims.grant(link.claim_id(id), leases, link.access.owner):
         hub.view.give_back(leases)
         leases = []
     elif not leases and wait_s and link.transport is not None:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
@@ -29,9 +29,11 @@ from ....client.transport.layout import (
 )
 from ....errors import AccessDeniedError, LodeqError, UsageError
 from ....repository.model.arguments import duration_s
+from ..access.roles import FULL
 from ..admission import TooManyError, has_unread
 from ..guard import WRONG_TOKEN
 from . import operations
+from .limits import Handler, limited_handlers
 from .port import LinkPort
 from .requests import Cancel, MalformedError, Queue, read_entry, read_frame, read_hello
 from .serving import LinkServing
@@ -78,6 +80,7 @@ class LinkConnection(LinkPort, asyncio.Protocol):
         self._slow: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
         self._resumed = asyncio.Event()
+        self._limited: Mapping[type, Handler] | None = None  # where the token may not do everything
 
     # -- the transport's calls -------------------------------------------------------------
 
@@ -195,7 +198,8 @@ class LinkConnection(LinkPort, asyncio.Protocol):
             self._turn_away(UsageError(f"version {version} of the link is not known here"), 400, 0)
             return
         self.admission.asked(self)
-        if not self.serving.is_token(hello.token):
+        access = self.serving.access_of(hello.token)
+        if access is None:
             self.admission.strange(self)
             why = WRONG_TOKEN if hello.token else "give the server's token"
             self._turn_away(AccessDeniedError(why), 401)
@@ -206,6 +210,8 @@ class LinkConnection(LinkPort, asyncio.Protocol):
             return
         self._forget_slow()
         self.nonce = hello.nonce
+        self.access = access
+        self._limited = None if access is FULL else limited_handlers(access)
         self._reader.bytes_max = FRAME_BYTES_MAX
         self._is_greeted = True
         self.admission.answered(self)
@@ -272,7 +278,7 @@ class LinkConnection(LinkPort, asyncio.Protocol):
         """Begin requests; ``came``: when each of them has come, if not just now."""
         self._is_slicing = True
         self.cost = 0
-        handlers = operations.HANDLERS
+        handlers = operations.HANDLERS if self._limited is None else self._limited
         last_id = self._last_id
         n = 0
         try:
@@ -425,6 +431,13 @@ class LinkConnection(LinkPort, asyncio.Protocol):
                 claim.end_wait()
         self._out.append((0, Status.GOODBYE, self._last_id))
         self._flush()
+
+    def revoke(self) -> None:
+        """Its token has lost its rights: nothing more is begun, and what waits has no answer."""
+        self.shutdown()
+        for give_up in list(self.calls.values()):
+            give_up()
+        self._settle()
 
     @property
     def has_unread(self) -> bool:

@@ -296,7 +296,7 @@ def _cancel(link: LinkPort, entry: requests.Cancel) -> None:
         give_up()
         return
     hub = link.serving.hub  # answered already, if it was a claim
-    hub.view.give_back(hub.claims.take_back(link.claim_id(entry.id)))
+    hub.view.give_back(hub.claims.take_back(link.claim_id(entry.id), link.access.owner))
 
 
 HANDLERS: Final[Mapping[type, Callable[[LinkPort, Any], None]]] = {

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 from ....errors import DeadlineExceededError
+from ..access.roles import NOBODY, Access
 from .answers import AnswerWriter
 from .serving import LinkServing
 
@@ -39,6 +40,7 @@ class LinkPort(AnswerWriter):
         super().__init__(serving.loop)
         self.serving = serving
         self.admission = admission
+        self.access: Access = NOBODY  # until its hello has shown a token
         self.queues: dict[int, Any] = {}  # by handle: a queue, or the error that made none
         self.claims: dict[int, AwaitedClaim] = {}
         self.calls: dict[int, Callable[[], object]] = {}  # how each is taken back

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import Any, Final
 
 from ....client.transport.layout import Op
+from ..access.roles import Access
 from ..admission import Refusals
 from ..server_state import ServerState
 from ..unread_answers import UnreadAnswers
@@ -49,14 +48,17 @@ class LinkServing:
         if unread is None:
             unread = UnreadAnswers(hub.settings.answers_bytes_max)
         self.unread = unread
-        token = hub.settings.token
-        self._token = None if token is None else sha256(token.encode()).digest()
+        hub.callers.call_when_revoked(self._end_revoked)
         is_small = hub.limits.payload_bytes_max <= CLAIM_PAYLOAD_BYTES_MAX
         self.operations: Sequence[int] = [int(one) for one in Op if one is not Op.CLAIM or is_small]
 
-    def is_token(self, given: str | None) -> bool:
-        """Whether this is the server's token; any will do where it has none."""
-        if self._token is None:
-            return True
-        found = sha256((given or "").encode("utf-8", "replace")).digest()
-        return hmac.compare_digest(found, self._token)
+    def access_of(self, given: str | None) -> Access | None:
+        """The access that a token gives; None: it is none of this server."""
+        return self.hub.callers.access_of((given or "").encode("utf-8", "replace"))
+
+    def _end_revoked(self) -> None:
+        """Close the links whose token has lost its rights."""
+        for connection in list(self.connections):
+            access: Access | None = getattr(connection, "access", None)  # None: it speaks HTTP
+            if access is not None and access.is_over:
+                connection.revoke()

@@ -22,7 +22,9 @@ from ....repository.model.codec import MSGPACK
 from ....repository.model.faces import face_fields
 from ....repository.tasks.lease import Lease
 from .. import schemas
+from ..access.roles import Role
 from ..document_reader import at_most
+from ..named_queues import claimed_queues, held_lease, held_leases, no_queue, require_follow_ups
 from ..operations import operation
 from ..request_context import RequestContext
 from .enqueue import new_tasks
@@ -43,7 +45,12 @@ __all__ = [
 ]
 
 
-@operation("POST /leases/claim", {"leases": schemas.list_of(schemas.Lease)})
+@operation(
+    "POST /leases/claim",
+    {"leases": schemas.list_of(schemas.Lease)},
+    needs=Role.WORKER,
+    names=claimed_queues,
+)
 async def claim(context: RequestContext, document: schemas.Claim) -> Response:
     """Claim up to ``limit`` ready tasks; waits for the first of them."""
     server = context.server
@@ -77,7 +84,8 @@ async def claim(context: RequestContext, document: schemas.Claim) -> Response:
         leases.extend(await call())  # known from here on, wherever this is cancelled
         return leases
 
-    claim = server.claims.begin(None if document.claim_id is UNSET else document.claim_id)
+    claim_id = None if document.claim_id is UNSET else document.claim_id
+    claim = server.claims.begin(claim_id, context.access.owner)
     try:
         if not claim.is_cancelled:
             await (context.poll(granted, leases, claim) if wait else granted())
@@ -97,11 +105,13 @@ async def claim(context: RequestContext, document: schemas.Claim) -> Response:
     return answer
 
 
-@operation("POST /leases/cancel_claim", {"released": schemas.Count})
+@operation(
+    "POST /leases/cancel_claim", {"released": schemas.Count}, needs=Role.WORKER, names=no_queue
+)
 async def cancel_claim(context: RequestContext, document: schemas.CancelClaim) -> Response:
     """Take back a claim whose answer its client has not received: its leases are released."""
     server = context.server
-    leases = server.claims.cancel(document.claim_id)
+    leases = server.claims.cancel(document.claim_id, context.access.owner)
     server.view.give_back(leases)
     return context.answer({"released": len(leases)})
 
@@ -146,23 +156,27 @@ async def _live(context: RequestContext, held: schemas.Held) -> Lease:
     return await context.server.view.proved_lease(_proof(held))
 
 
-@operation("POST /leases/heartbeat", {"deadline": schemas.Moment})
+@operation(
+    "POST /leases/heartbeat", {"deadline": schemas.Moment}, needs=Role.WORKER, names=held_lease
+)
 async def heartbeat(context: RequestContext, document: schemas.Heartbeat) -> Response:
     """Extend one lease."""
     deadline = await (await _live(context, document)).heartbeat(document.seconds)
     return context.answer({"deadline": deadline.isoformat()})
 
 
-@operation("POST /leases/progress")
+@operation("POST /leases/progress", needs=Role.WORKER, names=held_lease)
 async def progress(context: RequestContext, document: schemas.HeldWithProgress) -> Response:
     """Report how far the run of a leased task has come; ``GET /tasks/{id}`` shows it."""
     await (await _live(context, document)).progress(document.fraction, document.note)
     return context.answer({})
 
 
-@operation("POST /leases/complete")
+@operation("POST /leases/complete", needs=Role.WORKER, names=held_lease)
 async def complete(context: RequestContext, document: schemas.Complete) -> Response:
-    """Complete one task, with result and follow-ups."""
+    """Complete one task, with result and follow-ups, which need the role of a producer."""
+    if document.then:
+        await require_follow_ups(context, _proof(document), document.then)
     result = await context.value(document, "result", context.server.limits.result_bytes_max)
     await context.server.view.complete_proved(
         _proof(document),
@@ -174,7 +188,7 @@ async def complete(context: RequestContext, document: schemas.Complete) -> Respo
     return context.answer({})
 
 
-@operation("POST /leases/nack")
+@operation("POST /leases/nack", needs=Role.WORKER, names=held_lease)
 async def nack(context: RequestContext, document: schemas.Nack) -> Response:
     """Give one back: it failed."""
     lease = await _live(context, document)
@@ -182,21 +196,21 @@ async def nack(context: RequestContext, document: schemas.Nack) -> Response:
     return context.answer({})
 
 
-@operation("POST /leases/release")
+@operation("POST /leases/release", needs=Role.WORKER, names=held_lease)
 async def release(context: RequestContext, document: schemas.Release) -> Response:
     """Give one back that was not worked on."""
     await (await _live(context, document)).release(delay=document.delay)
     return context.answer({})
 
 
-@operation("POST /leases/bury")
+@operation("POST /leases/bury", needs=Role.WORKER, names=held_lease)
 async def bury(context: RequestContext, document: schemas.Bury) -> Response:
     """Move one to the dead letters."""
     await (await _live(context, document)).bury(document.reason)
     return context.answer({})
 
 
-@operation("POST /leases/cancel", name="cancel_lease")
+@operation("POST /leases/cancel", name="cancel_lease", needs=Role.WORKER, names=held_lease)
 async def cancel(context: RequestContext, document: schemas.Held) -> Response:
     """Cancel one for good, if its sender still has the lease."""
     await (await _live(context, document)).cancel()
@@ -206,7 +220,9 @@ async def cancel(context: RequestContext, document: schemas.Held) -> Response:
 # -- many ------------------------------------------------------------------------------
 
 
-@operation("POST /leases/complete_many", {"lost": dict[str, str]})
+@operation(
+    "POST /leases/complete_many", {"lost": dict[str, str]}, needs=Role.WORKER, names=held_leases
+)
 async def complete_many(context: RequestContext, document: schemas.CompleteMany) -> Response:
     """Complete many tasks; ``lost`` names those whose lease has ended otherwise."""
     server = context.server
@@ -223,6 +239,8 @@ async def complete_many(context: RequestContext, document: schemas.CompleteMany)
 @operation(
     "POST /leases/heartbeat_many",
     {"lost": dict[str, str], "deadlines": list[schemas.Moment | None], "unknown": list[int]},
+    needs=Role.WORKER,
+    names=held_leases,
 )
 async def heartbeat_many(context: RequestContext, document: schemas.HeartbeatMany) -> Response:
     """Extend many leases; ``unknown`` names those whose shard this node may not lead any more.

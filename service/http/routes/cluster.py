@@ -9,7 +9,9 @@ from starlette.responses import Response
 
 from ....errors import UsageError
 from .. import schemas
+from ..access.roles import ANY, Role
 from ..document_reader import at_most
+from ..named_queues import claimed_queues, no_queue
 from ..operations import operation
 from ..request_context import RequestContext
 
@@ -26,6 +28,8 @@ __all__ = ["cluster", "ready"]
         "now_us": schemas.Count,
         "seq": schemas.Count,
     },
+    needs=ANY,
+    names=no_queue,
 )
 async def cluster(context: RequestContext) -> Response:
     """Say which shards this node leads, and where the leaders of the others are."""
@@ -44,7 +48,7 @@ async def cluster(context: RequestContext) -> Response:
     )
 
 
-@operation("POST /leases/ready", {"ready": bool})
+@operation("POST /leases/ready", {"ready": bool}, needs=Role.WORKER, names=claimed_queues)
 async def ready(context: RequestContext, document: schemas.Ready) -> Response:
     """Wait until a claim would get a task; nothing is leased by it."""
     server = context.server
@@ -62,7 +66,8 @@ async def ready(context: RequestContext, document: schemas.Ready) -> Response:
         raise UsageError("queues must be a non-empty list of names or Queue objects")
     wait_s = server.wait_s(document.wait)
     call = partial(server.view.ready, queues, wait_s, document.skip_tenants)
-    claim = server.claims.begin(None if document.claim_id is UNSET else document.claim_id)
+    claim_id = None if document.claim_id is UNSET else document.claim_id
+    claim = server.claims.begin(claim_id, context.access.owner)
     found = False
     try:
         if not claim.is_cancelled:

@@ -16,7 +16,9 @@ from ....errors import LodeqError, PayloadTooLargeError, UsageError
 from ....repository.model.codec import MSGPACK, decode_headers
 from ....repository.model.values import Backoff, NewTask
 from .. import schemas
+from ..access.roles import Role
 from ..document_reader import at_most, key_of, moment_of, stored_of
+from ..named_queues import task_for_path, tasks_of_document
 from ..operations import operation
 from ..request_context import RequestContext
 
@@ -42,6 +44,8 @@ _PASSED: Final[Mapping[type[schemas.Request], Sequence[str]]] = {  # to the engi
     "POST /queues/{queue}/tasks",
     by_status={201: schemas.Receipt, 200: schemas.Receipt},
     headers=_KEYS,
+    needs=Role.PRODUCER,
+    names=task_for_path,
 )
 async def enqueue(
     context: RequestContext, query: schemas.TenantQuery, document: schemas.Enqueue
@@ -60,7 +64,13 @@ async def enqueue(
     return context.answer(receipt_doc(context.out, receipt), 200 if receipt.duplicate else 201)
 
 
-@operation("POST /tasks", {"receipts": schemas.list_of(schemas.Receipt)}, headers=_KEYS)
+@operation(
+    "POST /tasks",
+    {"receipts": schemas.list_of(schemas.Receipt)},
+    headers=_KEYS,
+    needs=Role.PRODUCER,
+    names=tasks_of_document,
+)
 async def enqueue_many(context: RequestContext, document: schemas.EnqueueMany) -> Response:
     """Enqueue many tasks, of one queue or of several."""
     at_most(document.tasks, "tasks", context.server.settings.batch_max)

@@ -8,12 +8,14 @@ from typing import cast
 from starlette.responses import Response
 
 from ....client.documents.records import task_doc
-from ....errors import ClosedError
+from ....errors import AccessDeniedError, ClosedError
 from ....repository.model.filters import FOUND_MAX, Act, TaskFilter, filter_of
 from ....repository.model.values import RedrivePolicy, Task
 from ....repository.tasks.lookup import Payloads
 from ...shared.found_files import MEDIA_TYPES, found_chunks
 from .. import schemas
+from ..access.roles import Role
+from ..named_queues import filtered_queue
 from ..operations import operation
 from ..request_context import RequestContext
 
@@ -28,6 +30,8 @@ __all__ = ["act", "check_open", "count", "export", "find"]
         "is_short": bool,
         "has_cut_previews": bool,
     },
+    needs=Role.READER,
+    names=filtered_queue,
 )
 async def find(context: RequestContext, document: schemas.Find) -> Response:
     """List a page of the tasks that a filter means."""
@@ -43,7 +47,12 @@ async def find(context: RequestContext, document: schemas.Find) -> Response:
     return await context.answer_list("tasks", docs, rest)
 
 
-@operation("POST /tasks/export", media=[one.partition(";")[0] for one in MEDIA_TYPES.values()])
+@operation(
+    "POST /tasks/export",
+    media=[one.partition(";")[0] for one in MEDIA_TYPES.values()],
+    needs=Role.READER,
+    names=filtered_queue,
+)
 async def export(context: RequestContext, document: schemas.ExportFound) -> Response:
     """Stream all tasks that a filter means, as lines of JSON, CSV or Parquet."""
     meant = filter_of(document.filter)
@@ -57,7 +66,9 @@ async def export(context: RequestContext, document: schemas.ExportFound) -> Resp
 
 
 def check_open(context: RequestContext) -> None:
-    """Refuse to go on in a server that closes."""
+    """Refuse to go on in a server that closes, or for a caller who has lost his rights."""
+    if context.access.is_over:
+        raise AccessDeniedError("the token is not valid any more: the export is not whole")
     if context.server.is_closing:
         raise ClosedError("the server closes: the export is not whole")
 
@@ -80,6 +91,8 @@ async def _found(
 @operation(
     "POST /tasks/count",
     {"count": schemas.Count, "is_exact": bool, "has_cut_previews": bool},
+    needs=Role.READER,
+    names=filtered_queue,
 )
 async def count(context: RequestContext, document: schemas.Counted) -> Response:
     """Count the tasks that a filter means."""
@@ -101,6 +114,8 @@ async def count(context: RequestContext, document: schemas.Counted) -> Response:
         "refused": dict[str, str],
         "cursor": str | None,
     },
+    needs=Role.ADMIN,
+    names=filtered_queue,
 )
 async def act(context: RequestContext, document: schemas.ActOn) -> Response:
     """Act on the tasks that a filter means: one slice."""

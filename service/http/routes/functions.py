@@ -12,7 +12,9 @@ from ....errors import UsageError
 from ....repository.model.calls.functions import function_doc, function_of
 from ....repository.model.workers import report_of_worker, worker_doc
 from .. import schemas
+from ..access.roles import Role
 from ..document_reader import at_most
+from ..named_queues import WHOLE, document_queue, function_queue, published_queues, reported_queues
 from ..operations import operation
 from ..request_context import RequestContext
 
@@ -21,7 +23,12 @@ __all__ = ["beat", "enqueue_function", "forget_function", "functions", "publish"
 _OBJECTS: Final = schemas.list_of(dict[str, Any])
 
 
-@operation("GET /functions", {"functions": _OBJECTS, "next": str | None})
+@operation(
+    "GET /functions",
+    {"functions": _OBJECTS, "next": str | None},
+    needs=Role.PRODUCER | Role.WORKER | Role.READER,
+    names=function_queue,
+)
 async def functions(context: RequestContext, query: schemas.FunctionsQuery) -> Response:
     """List a page of the functions that workers have published."""
     after = None
@@ -39,7 +46,9 @@ async def functions(context: RequestContext, query: schemas.FunctionsQuery) -> R
     return await context.answer_list("functions", (function_doc(one) for one in found), rest)
 
 
-@operation("POST /functions/publish", {"written": schemas.Count})
+@operation(
+    "POST /functions/publish", {"written": schemas.Count}, needs=Role.WORKER, names=published_queues
+)
 async def publish(context: RequestContext, document: schemas.PublishFunctions) -> Response:
     """Publish functions: what a worker does at its start."""
     at_most(document.functions, "functions", schemas.FUNCTIONS_PAGE_MAX)
@@ -47,7 +56,7 @@ async def publish(context: RequestContext, document: schemas.PublishFunctions) -
     return context.answer({"written": await context.server.engine.publish_functions(given)})
 
 
-@operation("POST /functions/forget", {"forgotten": bool})
+@operation("POST /functions/forget", {"forgotten": bool}, needs=Role.ADMIN, names=document_queue)
 async def forget_function(context: RequestContext, document: schemas.NamedFunction) -> Response:
     """Forget a published function."""
     engine = context.server.engine
@@ -55,7 +64,12 @@ async def forget_function(context: RequestContext, document: schemas.NamedFuncti
     return context.answer({"forgotten": is_gone})
 
 
-@operation("POST /functions/enqueue", by_status={201: schemas.Receipt, 200: schemas.Receipt})
+@operation(
+    "POST /functions/enqueue",
+    by_status={201: schemas.Receipt, 200: schemas.Receipt},
+    needs=Role.PRODUCER,
+    names=document_queue,
+)
 async def enqueue_function(context: RequestContext, document: schemas.CallFunction) -> Response:
     """Enqueue a call of a published function, with its policy."""
     receipt = await context.server.engine.enqueue_function(
@@ -76,14 +90,14 @@ async def enqueue_function(context: RequestContext, document: schemas.CallFuncti
     return context.answer(receipt_doc(context.out, receipt), 200 if receipt.duplicate else 201)
 
 
-@operation("GET /workers", {"workers": _OBJECTS})
+@operation("GET /workers", {"workers": _OBJECTS}, needs=Role.READER, names=WHOLE)
 async def workers(context: RequestContext) -> Response:
     """List the live workers."""
     found = await context.server.engine.workers()
     return await context.answer_list("workers", (worker_doc(one) for one in found), {})
 
 
-@operation("POST /workers/beat")
+@operation("POST /workers/beat", needs=Role.WORKER, names=reported_queues)
 async def beat(context: RequestContext, document: schemas.WorkerBeat) -> Response:
     """Report a worker: what it does every few seconds."""
     await context.server.engine.beat(report_of_worker(document.report))

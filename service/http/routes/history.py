@@ -11,6 +11,8 @@ from ....client.documents.records import attempt_doc, result_doc
 from ....engine.records.keyspace import check_name
 from ....repository.tasks.operators.history import HistoryFilter, tenant_or_all
 from .. import schemas
+from ..access.roles import Role
+from ..named_queues import history_queue, task_in_path
 from ..operations import operation
 from ..request_context import RequestContext
 
@@ -20,7 +22,12 @@ _PAGE_BYTES = 4 << 20
 T = TypeVar("T")
 
 
-@operation("GET /tasks/{task_id}/attempts", {"attempts": schemas.list_of(schemas.Attempt)})
+@operation(
+    "GET /tasks/{task_id}/attempts",
+    {"attempts": schemas.list_of(schemas.Attempt)},
+    needs=Role.PRODUCER | Role.READER,
+    names=task_in_path,
+)
 async def attempts(context: RequestContext) -> Response:
     """List how the runs of a task ended."""
     found = await context.server.engine.attempts(context.task_id)
@@ -35,6 +42,8 @@ async def attempts(context: RequestContext) -> Response:
         "is_short": bool,
         "has_cut_previews": bool,
     },
+    needs=Role.READER,
+    names=history_queue,
 )
 async def history(context: RequestContext, query: schemas.HistoryQuery) -> Response:
     """List a page of ended tasks, those that were enqueued last first."""

@@ -27,7 +27,16 @@ from ....repository.model.queue_settings import SETTING_NAMES
 from ....repository.model.values import RedrivePolicy, Task
 from ...shared.engine_status import status_cache
 from .. import schemas
+from ..access.roles import ANY, Role
 from ..document_reader import at_most
+from ..named_queues import (
+    WHOLE,
+    no_queue,
+    queue_in_path,
+    settings_in_path,
+    task_in_path,
+    whole_queue_in_path,
+)
 from ..operations import operation
 from ..request_context import RequestContext, problem
 from ..server_state import tenant_of
@@ -63,7 +72,9 @@ _PAGE_BYTES = 4 << 20
 # -- one task --------------------------------------------------------------------------
 
 
-@operation("GET /tasks/{task_id}", schemas.Task)
+@operation(
+    "GET /tasks/{task_id}", schemas.Task, needs=Role.PRODUCER | Role.READER, names=task_in_path
+)
 async def get(context: RequestContext) -> Response:
     """Get a task, in whatever state."""
     task_id = context.task_id
@@ -74,7 +85,12 @@ async def get(context: RequestContext) -> Response:
     return context.answer(task_doc(context.out, task, None))
 
 
-@operation("GET /tasks/{task_id}/result", by_status={200: schemas.Result, 202: {}})
+@operation(
+    "GET /tasks/{task_id}/result",
+    by_status={200: schemas.Result, 202: {}},
+    needs=Role.PRODUCER | Role.READER,
+    names=task_in_path,
+)
 async def result(context: RequestContext, query: schemas.ResultQuery) -> Response:
     """Get how a task ended; 202 while it has not."""
     server, task_id = context.server, context.task_id
@@ -86,7 +102,7 @@ async def result(context: RequestContext, query: schemas.ResultQuery) -> Respons
     return context.answer(result_doc(context.out, found, None))
 
 
-@operation("DELETE /tasks/{task_id}", {"cancelled": bool})
+@operation("DELETE /tasks/{task_id}", {"cancelled": bool}, needs=Role.ADMIN, names=task_in_path)
 async def cancel(context: RequestContext) -> Response:
     """End a task that is not over."""
     return context.answer({"cancelled": await context.server.engine.cancel(context.task_id)})
@@ -100,7 +116,11 @@ def _queue_of(context: RequestContext, query: schemas.TenantsQuery) -> Queue:
 
 
 @operation(
-    "GET /queues/{queue}/tasks", {"tasks": schemas.list_of(schemas.Task), "more": bool}, name="list"
+    "GET /queues/{queue}/tasks",
+    {"tasks": schemas.list_of(schemas.Task), "more": bool},
+    name="list",
+    needs=Role.READER,
+    names=queue_in_path,
 )
 async def tasks(context: RequestContext, query: schemas.TasksQuery) -> Response:
     """List a page of a queue's tasks by state."""
@@ -121,13 +141,18 @@ async def tasks(context: RequestContext, query: schemas.TasksQuery) -> Response:
     return await context.answer_list("tasks", docs, {"more": is_full and len(found) < query.limit})
 
 
-@operation("GET /queues/{queue}/stats", schemas.QueueStats)
+@operation("GET /queues/{queue}/stats", schemas.QueueStats, needs=Role.READER, names=queue_in_path)
 async def queue_stats(context: RequestContext, query: schemas.TenantsQuery) -> Response:
     """Count a queue's tasks."""
     return context.answer(plain_doc(await _queue_of(context, query).stats()))
 
 
-@operation("POST /queues/{queue}/redrive", {"redriven": schemas.Count})
+@operation(
+    "POST /queues/{queue}/redrive",
+    {"redriven": schemas.Count},
+    needs=Role.ADMIN,
+    names=queue_in_path,
+)
 async def redrive(
     context: RequestContext, query: schemas.TenantsQuery, document: schemas.Redrive
 ) -> Response:
@@ -141,7 +166,12 @@ async def redrive(
     return context.answer({"redriven": await queue.redrive(named, policy=policy)})
 
 
-@operation("POST /queues/{queue}/cancel_all", {"cancelled": schemas.Count})
+@operation(
+    "POST /queues/{queue}/cancel_all",
+    {"cancelled": schemas.Count},
+    needs=Role.ADMIN,
+    names=queue_in_path,
+)
 async def cancel_all(
     context: RequestContext, query: schemas.TenantsQuery, document: schemas.CancelAll
 ) -> Response:
@@ -150,7 +180,9 @@ async def cancel_all(
     return context.answer({"cancelled": cancelled})
 
 
-@operation("POST /queues/{queue}/purge", {"purged": schemas.Count})
+@operation(
+    "POST /queues/{queue}/purge", {"purged": schemas.Count}, needs=Role.ADMIN, names=queue_in_path
+)
 async def purge(
     context: RequestContext, query: schemas.TenantsQuery, document: schemas.Purge
 ) -> Response:
@@ -159,27 +191,37 @@ async def purge(
     return context.answer({"purged": purged})
 
 
-@operation("POST /queues/{queue}/pause")
+@operation("POST /queues/{queue}/pause", needs=Role.ADMIN, names=queue_in_path)
 async def pause(context: RequestContext, query: schemas.TenantsQuery) -> Response:
     """Pause a queue: claims get nothing."""
     await _queue_of(context, query).pause()
     return context.answer({})
 
 
-@operation("POST /queues/{queue}/resume", {"resumed": bool})
+@operation("POST /queues/{queue}/resume", {"resumed": bool}, needs=Role.ADMIN, names=queue_in_path)
 async def resume(context: RequestContext, query: schemas.TenantsQuery) -> Response:
     """Resume a queue: claims get tasks again; false while it is paused for all tenants."""
     return context.answer({"resumed": await _queue_of(context, query).resume()})
 
 
-@operation("GET /queues/{queue}/settings", schemas.QueueSettings)
+@operation(
+    "GET /queues/{queue}/settings",
+    schemas.QueueSettings,
+    needs=Role.WORKER | Role.READER,
+    names=settings_in_path,
+)
 async def settings(context: RequestContext) -> Response:
     """Get what is set for a queue, and who has set it; null is not set."""
     found = await context.server.engine.settings(context.path("queue"))
     return context.answer(settings_doc(found))
 
 
-@operation("POST /queues/{queue}/settings", schemas.QueueSettings)
+@operation(
+    "POST /queues/{queue}/settings",
+    schemas.QueueSettings,
+    needs=Role.ADMIN,
+    names=whole_queue_in_path,
+)
 async def configure(context: RequestContext, document: schemas.Configure) -> Response:
     """Set what is durable of a queue: rate, concurrency, history, faces."""
     changes = {
@@ -214,6 +256,8 @@ async def configure(context: RequestContext, document: schemas.Configure) -> Res
         "takes_dependencies": bool,
         "processes": dict[str, str] | None,
     },
+    needs=ANY,
+    names=no_queue,
 )
 async def engine(context: RequestContext) -> Response:
     """Describe the engine: a client asks for this before anything else."""
@@ -240,7 +284,12 @@ async def engine(context: RequestContext) -> Response:
     return context.answer(doc)
 
 
-@operation("GET /queues", {"queues": schemas.list_of(schemas.QueueSummary), "next": str | None})
+@operation(
+    "GET /queues",
+    {"queues": schemas.list_of(schemas.QueueSummary), "next": str | None},
+    needs=Role.READER,
+    names=WHOLE,
+)
 async def queues(context: RequestContext, query: schemas.QueuesQuery) -> Response:
     """List a page of the queues that hold anything, with their counts."""
     after = None
@@ -261,26 +310,28 @@ async def queues(context: RequestContext, query: schemas.QueuesQuery) -> Respons
     return await context.answer_list("queues", docs, rest)
 
 
-@operation("GET /stats", schemas.EngineStats)
+@operation("GET /stats", schemas.EngineStats, needs=Role.READER, names=WHOLE)
 async def stats(context: RequestContext) -> Response:
     """Counts and commit statistics."""
     return context.answer(plain_doc(await context.server.engine.stats()))
 
 
-@operation("GET /health", {"ok": bool, "reasons": list[str]})
+@operation("GET /health", {"ok": bool, "reasons": list[str]}, needs=Role.READER, names=WHOLE)
 async def health(context: RequestContext) -> Response:
     """``ok``, or the reasons why not."""
     found = await context.server.engine.health()
     return context.answer({"ok": found.ok, "reasons": list(found.reasons)})
 
 
-@operation("POST /verify", {"ok": bool, "findings": list[dict[str, Any]]})
+@operation(
+    "POST /verify", {"ok": bool, "findings": list[dict[str, Any]]}, needs=Role.ADMIN, names=WHOLE
+)
 async def verify(context: RequestContext) -> Response:
     """Check every row."""
     return context.answer(report_doc(context.out, await context.server.engine.verify()))
 
 
-@operation("POST /checkpoint", {"path": str})
+@operation("POST /checkpoint", {"path": str}, needs=Role.ADMIN, names=WHOLE)
 async def checkpoint(context: RequestContext, document: schemas.Checkpoint) -> Response:
     """Copy the store, below the folder that the server was given for that."""
     name = document.path
@@ -315,13 +366,13 @@ def checkpoint_path(folder: str, name: str) -> str:
     return path
 
 
-@operation("POST /migrate_bodies", schemas.MigrationReport)
+@operation("POST /migrate_bodies", schemas.MigrationReport, needs=Role.ADMIN, names=WHOLE)
 async def migrate_bodies(context: RequestContext) -> Response:
     """Leave the older format of body files."""
     return context.answer(plain_doc(await context.server.engine.migrate_bodies()))
 
 
-@operation("POST /fsync")
+@operation("POST /fsync", needs=Role.ADMIN, names=WHOLE)
 async def fsync(context: RequestContext) -> Response:
     """Make everything acknowledged so far durable."""
     await context.server.engine.fsync()

@@ -12,7 +12,9 @@ from ....client.documents.records import part_doc, when_text
 from ....engine.runtime.task_id import TaskId
 from ....repository.model.flows.workflows import WorkflowInfo
 from .. import schemas
+from ..access.roles import Role
 from ..document_reader import at_most, key_of
+from ..named_queues import WHOLE, task_after
 from ..operations import operation
 from ..request_context import RequestContext
 from .enqueue import new_tasks
@@ -31,7 +33,12 @@ __all__ = [
 ]
 
 
-@operation("POST /workflows", {"id": TaskId, "callback": TaskId | None, "is_new": bool})
+@operation(
+    "POST /workflows",
+    {"id": TaskId, "callback": TaskId | None, "is_new": bool},
+    needs=Role.PRODUCER,
+    names=WHOLE,
+)
 async def open_workflow(context: RequestContext, document: schemas.OpenWorkflow) -> Response:
     """Open a workflow, or find the one that has the key."""
     callback = None
@@ -48,7 +55,9 @@ async def open_workflow(context: RequestContext, document: schemas.OpenWorkflow)
     return context.answer({"id": out.id(found.id), "callback": target, "is_new": found.is_new})
 
 
-@operation("POST /workflows/{task_id}/members", {"ids": list[TaskId]})
+@operation(
+    "POST /workflows/{task_id}/members", {"ids": list[TaskId]}, needs=Role.PRODUCER, names=WHOLE
+)
 async def add_members(context: RequestContext, document: schemas.AddMembers) -> Response:
     """Add a slice of members; those whose numbers are taken are there already."""
     at_most(document.tasks, "tasks", context.server.settings.batch_max)
@@ -63,7 +72,7 @@ async def add_members(context: RequestContext, document: schemas.AddMembers) -> 
     return context.answer({"ids": [context.out.id(one) for one in ids]})
 
 
-@operation("POST /tasks/after", {"id": TaskId})
+@operation("POST /tasks/after", {"id": TaskId}, needs=Role.PRODUCER, names=task_after)
 async def enqueue_after(context: RequestContext, document: schemas.EnqueueAfter) -> Response:
     """Enqueue a task that waits for others."""
     (task,) = await new_tasks(context, [document.task])
@@ -75,34 +84,40 @@ async def enqueue_after(context: RequestContext, document: schemas.EnqueueAfter)
     return context.answer({"id": context.out.id(task_id)})
 
 
-@operation("POST /workflows/{task_id}/seal", {"was_open": bool})
+@operation("POST /workflows/{task_id}/seal", {"was_open": bool}, needs=Role.PRODUCER, names=WHOLE)
 async def seal_workflow(context: RequestContext) -> Response:
     """Seal a workflow: no more members."""
     return context.answer({"was_open": await context.server.engine.seal_workflow(context.task_id)})
 
 
-@operation("POST /workflows/{task_id}/cancel", {"cancelled": schemas.Count})
+@operation(
+    "POST /workflows/{task_id}/cancel", {"cancelled": schemas.Count}, needs=Role.ADMIN, names=WHOLE
+)
 async def cancel_workflow(context: RequestContext) -> Response:
     """Cancel every task of a workflow that has not ended."""
     count = await context.server.engine.cancel_workflow(context.task_id)
     return context.answer({"cancelled": count})
 
 
-@operation("POST /workflows/{task_id}/redrive", {"redriven": schemas.Count})
+@operation(
+    "POST /workflows/{task_id}/redrive", {"redriven": schemas.Count}, needs=Role.ADMIN, names=WHOLE
+)
 async def redrive_workflow(context: RequestContext) -> Response:
     """Redrive the dead members of a workflow."""
     count = await context.server.engine.redrive_workflow(context.task_id)
     return context.answer({"redriven": count})
 
 
-@operation("GET /workflows/{task_id}", schemas.WorkflowInfo)
+@operation(
+    "GET /workflows/{task_id}", schemas.WorkflowInfo, needs=Role.PRODUCER | Role.READER, names=WHOLE
+)
 async def workflow_info(context: RequestContext) -> Response:
     """Get a workflow in numbers."""
     found = await context.server.engine.workflow_info(context.task_id)
     return context.answer(_info_doc(context, found))
 
 
-@operation("GET /workflows/{task_id}/graph", schemas.WorkflowGraph)
+@operation("GET /workflows/{task_id}/graph", schemas.WorkflowGraph, needs=Role.READER, names=WHOLE)
 async def workflow_graph(context: RequestContext) -> Response:
     """Get the members of a workflow in groups by function, and the first that failed."""
     found = await context.server.engine.workflow_graph(context.task_id)
@@ -130,6 +145,8 @@ async def workflow_graph(context: RequestContext) -> Response:
         "cursor": TaskId | None,
         "is_short": bool,
     },
+    needs=Role.READER,
+    names=WHOLE,
 )
 async def workflows(context: RequestContext, query: schemas.WorkflowsQuery) -> Response:
     """List a page of the workflows that are known, the newest first."""
@@ -162,7 +179,12 @@ def _info_doc(context: RequestContext, info: WorkflowInfo) -> dict[str, Any]:
     }
 
 
-@operation("GET /workflows/{task_id}/parts", {"parts": schemas.list_of(schemas.Part)})
+@operation(
+    "GET /workflows/{task_id}/parts",
+    {"parts": schemas.list_of(schemas.Part)},
+    needs=Role.PRODUCER | Role.WORKER | Role.READER,
+    names=WHOLE,
+)
 async def parts(context: RequestContext, query: schemas.PartsQuery) -> Response:
     """List a page of what a workflow, or a waiting task, waits for."""
     found = await context.server.view.parts(

@@ -20,6 +20,7 @@ import lodeq.testing
 from lodeq.service.cli.app import lodeq as command
 from lodeq.service.http import guard
 from lodeq.service.http import server as module
+from lodeq.service.http.access import callers
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
 from lodeq.service.http.listener import listen_tcp, listen_unix
@@ -89,9 +90,9 @@ async def test_a_wrong_token(engine, given):
 
 async def test_a_token_is_compared_in_constant_time(engine, monkeypatch):
     compared = []
-    real = guard.hmac.compare_digest
+    real = callers.hmac.compare_digest
     monkeypatch.setattr(
-        guard.hmac, "compare_digest", lambda a, b: compared.append(len(a) == len(b)) or real(a, b)
+        callers.hmac, "compare_digest", lambda a, b: compared.append(len(a) == len(b)) or real(a, b)
     )
     async with asgi_client(make_app(engine, Settings(token=TOKEN))) as client:
         for token in ("", "a", TOKEN * 9):

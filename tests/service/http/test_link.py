@@ -1,6 +1,5 @@
 """The link, seen from the server: what a client of any language may send, and what it gets."""
 
-import asyncio
 from contextlib import asynccontextmanager
 
 import anyio
@@ -8,6 +7,7 @@ import msgpack
 import pytest
 from anyio.lowlevel import checkpoint
 from support_http import serving, socket_path
+from support_wire import NONCE, frame, pack, wired
 
 import lodeq
 import lodeq.testing
@@ -17,74 +17,12 @@ from lodeq.service.http.guard import Settings
 from lodeq.service.http.link import connection as linked
 
 pytestmark = pytest.mark.anyio
-NONCE = bytes(range(8))
 ENTRY_ERRORS = "urn:lodeq:problem:"
 
 
 @pytest.fixture
 def anyio_backend():
     return "asyncio"
-
-
-def frame(body):
-    return len(body).to_bytes(4, "big") + body
-
-
-def pack(value):
-    return msgpack.packb(value)
-
-
-class Wire:
-    """A client that is made of bytes."""
-
-    def __init__(self, reader, writer):
-        self.reader, self.writer = reader, writer
-        self.read = []  # entries that are read and not asked for yet
-
-    def send(self, *entries):
-        self.writer.write(frame(pack(entries)))
-
-    async def body(self):
-        with anyio.fail_after(10):
-            size = int.from_bytes(await self.reader.readexactly(4), "big")
-            assert 0 < size <= FRAME_BYTES_MAX
-            return await self.reader.readexactly(size)
-
-    async def hello(self, token=None, version=1, nonce=NONCE):
-        self.writer.write(frame(bytes([version]) + pack([token, nonce, "test"])))
-        body = await self.body()
-        return body[0], msgpack.unpackb(body[1:])
-
-    async def entries(self):
-        return msgpack.unpackb(await self.body(), strict_map_key=False)
-
-    async def answer(self, id):
-        while True:
-            for one in self.read:
-                if one[0] == id:
-                    self.read.remove(one)
-                    return one[1:]
-            self.read += await self.entries()
-
-    async def is_closed(self):
-        with anyio.fail_after(10):
-            try:
-                return await self.reader.read(1) == b""
-            except ConnectionError:
-                return True
-
-
-@asynccontextmanager
-async def wired(url, **hello):
-    reader, writer = await asyncio.open_unix_connection(url.removeprefix("unix://"))
-    wire = Wire(reader, writer)
-    try:
-        if hello.pop("greet", True):
-            version, (is_welcome, operations) = await wire.hello(**hello)
-            assert (version, is_welcome, operations) == (1, True, list(range(10)))
-        yield wire
-    finally:
-        writer.close()
 
 
 @pytest.fixture

@@ -1,0 +1,208 @@
+"""The file of tokens: read at the start, and again when it has changed (docs/roles.md).
+
+A token is found by its SHA-256, so the file gives nobody a token, and how long the search takes
+says nothing of one. Whether the file has changed is asked once a second, at most, by whoever looks
+a token up, and by the server's own tick: so that connections without requests lose their rights,
+too. Where a new file cannot be read, the last good one goes on counting.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import tomllib
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final
+
+from ....engine.runtime.clock import Clock
+from ....errors import UsageError
+from .roles import ANY, PATTERN, ROLES, Access, Grant, Role
+
+try:
+    from msgspec import Meta, Struct, ValidationError, convert
+except ImportError as exc:
+    raise UsageError('the HTTP service needs an extra: pip install "lodeq[http]"') from exc
+
+__all__ = ["FILE_BYTES_MAX", "LOOK_S", "TokensFile", "grant_of", "read_secret_file"]
+
+FILE_BYTES_MAX: Final = 1 << 20
+TOKENS_MAX: Final = 4096
+PATTERNS_MAX: Final = 256  # of queues, or of tenants, of one token
+LOOK_S: Final = 1.0  # between two looks whether the file has changed
+_log: Final = logging.getLogger("lodeq.http")
+
+_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+_Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+_Queues = Annotated[
+    list[Annotated[str, Meta(pattern=f"^{PATTERN}$")]], Meta(min_length=1, max_length=PATTERNS_MAX)
+]
+_Tenants = Annotated[
+    list[Annotated[str, Meta(pattern=f"^({PATTERN})?$")]],
+    Meta(min_length=1, max_length=PATTERNS_MAX),
+]
+_Identity = tuple[int, ...]
+
+
+class _Token(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A ``[[token]]`` of the file."""
+
+    name: _Name
+    sha256: _Digest
+    roles: Annotated[list[str], Meta(min_length=1, max_length=len(ROLES))]
+    queues: _Queues | None = None
+    tenants: _Tenants | None = None
+
+
+class _Document(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The file."""
+
+    token: Annotated[list[_Token], Meta(min_length=1, max_length=TOKENS_MAX)]
+
+
+class TokensFile:
+    """The tokens of a file, as it is now.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        UsageError: it cannot be read, is not such a file, or others can read it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(os.fsdecode(path))
+        self.problem: str | None = None  # why the file as it is now does not count
+        self.on_revoked: list[Callable[[], object]] = []  # called once an access has ended
+        self._look_mono: float | None = None
+        self._identity: _Identity | None = _identity_of(self.path)
+        self._known = _read(self.path)
+
+    def find(self, digest: bytes, clock: Clock) -> Access | None:
+        """The access of the token with this SHA-256; None: there is no such token."""
+        self.look(clock)
+        return self._known.get(digest)
+
+    def look(self, clock: Clock) -> None:
+        """Read the file again if it has changed, and if the last look was a second ago."""
+        now_mono = clock.mono()
+        if self._look_mono is not None and now_mono < self._look_mono:
+            return
+        self._look_mono = now_mono + LOOK_S
+        identity = _identity_of(self.path)
+        if identity is None or identity != self._identity:
+            self._identity = None  # looked at again, unless it turns out to be good
+            try:
+                found = _read(self.path)
+            except UsageError as error:
+                self._fail(str(error))
+                return
+            self._identity = identity
+            self._replace(found)
+
+    def _fail(self, problem: str) -> None:
+        if problem != self.problem:
+            fields = {"event": "tokens_not_read", "path": self.path}
+            _log.error("the tokens stay as they were: %r", problem, extra=fields)
+        self.problem = problem
+
+    def _replace(self, found: dict[bytes, Access]) -> None:
+        """Let the new tokens count. Those that are as they were keep their access."""
+        has_ended = False
+        for digest, old in self._known.items():
+            new = found.get(digest)
+            if new is not None and old.is_same(new):
+                found[digest] = old
+            else:
+                old.is_over = has_ended = True
+        self._known = found
+        self.problem = None
+        fields = {"event": "tokens_read", "path": self.path, "count": len(found)}
+        _log.info("%r has %d tokens", self.path, len(found), extra=fields)
+        if has_ended:
+            for call in self.on_revoked:
+                call()
+
+
+def _identity_of(path: str) -> _Identity | None:
+    """What changes when a file does, its mode included; None: it cannot be asked."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def read_secret_file(path: str) -> bytes:
+    """Read a small file that only its owner can read.
+
+    Raises:
+        UsageError: there is none, it is not ours, others can read it, or it is too large.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe holds nobody up
+    except OSError as exc:
+        raise UsageError(f"{path} cannot be read: {exc.strerror}") from exc
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise UsageError(f"{path} is not a file")
+        if found.st_uid not in (os.geteuid(), 0):
+            raise UsageError(f"{path} is another user's: chown it to the user that serves")
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            raise UsageError(f"{path} can be read by others: chmod 600 it")
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise UsageError(f"{path} is larger than {FILE_BYTES_MAX} bytes")
+    return data
+
+
+def _read(path: str) -> dict[bytes, Access]:
+    """The accesses that a file gives, by the digests of their tokens."""
+    try:
+        given = tomllib.loads(read_secret_file(path).decode())
+        document = convert(given, _Document)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise UsageError(f"{path} is not TOML: {exc}") from exc
+    except (ValidationError, RecursionError) as exc:
+        raise UsageError(f"{path} is no file of tokens: {exc}: see docs/roles.md") from exc
+    found: dict[bytes, Access] = {}
+    names: set[str] = set()
+    for one in document.token:
+        grant = grant_of(one.roles, one.queues, one.tenants, f"{path}: token {one.name!r}")
+        digest = bytes.fromhex(one.sha256)
+        if one.name in names or digest in found:
+            raise UsageError(f"{path}: token {one.name!r}, or its sha256, is there twice")
+        names.add(one.name)
+        found[digest] = Access(one.name, [grant])
+    return found
+
+
+def grant_of(
+    roles: Sequence[str],
+    queues: Sequence[str] | None,
+    tenants: Sequence[str] | None,
+    whose: str,
+) -> Grant:
+    """A grant of roles by their names.
+
+    Args:
+        roles: of ``ROLES``.
+        queues: patterns; None: all.
+        tenants: patterns; None: all.
+        whose: what an error calls it.
+
+    Raises:
+        UsageError: there is no such role.
+    """
+    bits = Role(0)
+    for name in roles:
+        role = ROLES.get(name)
+        if role is None:
+            raise UsageError(f"{whose}: role {name[:80]!r} is not one of {', '.join(ROLES)}")
+        bits |= ANY if role is Role.ADMIN else role
+    return Grant(
+        int(bits),
+        None if queues is None else tuple(queues),
+        None if tenants is None else tuple(tenants),
+    )
