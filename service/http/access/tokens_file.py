@@ -143,15 +143,20 @@ def read_secret_file(path: str) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe holds nobody up
     except OSError as exc:
         raise UsageError(f"{path} cannot be read: {exc.strerror}") from exc
-    with os.fdopen(fd, "rb") as file:
-        found = os.fstat(file.fileno())
+    try:
+        found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise UsageError(f"{path} is not a file")
         if found.st_uid not in (os.geteuid(), 0):
             raise UsageError(f"{path} is another user's: chown it to the user that serves")
         if stat.S_IMODE(found.st_mode) & 0o077:
             raise UsageError(f"{path} can be read by others: chmod 600 it")
-        data = file.read(FILE_BYTES_MAX + 1)
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as exc:
+        raise UsageError(f"{path} cannot be read: {exc.strerror}") from exc
+    finally:
+        os.close(fd)
     if len(data) > FILE_BYTES_MAX:
         raise UsageError(f"{path} is larger than {FILE_BYTES_MAX} bytes")
     return data

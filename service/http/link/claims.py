@@ -12,6 +12,7 @@ from ....repository.api.queue import Queue as EngineQueue
 from ....repository.model.arguments import duration_s
 from ....repository.model.codec import MSGPACK
 from ....repository.tasks.lease import Lease
+from ..access.roles import Role
 from ..server_state import Claim as RegisteredClaim
 from . import requests
 from .port import LinkPort
@@ -187,6 +188,7 @@ async def _claim_slowly(
             if not await link.readable():
                 return
             link.check_time(entry.deadline)
+            link.access.require(Role.WORKER)  # it may have lost its rights in the line
             leases = await queue.claim(
                 limit=limit, lease=entry.lease, worker=entry.worker, exported=True
             )

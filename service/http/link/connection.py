@@ -433,10 +433,8 @@ class LinkConnection(LinkPort, asyncio.Protocol):
         self._flush()
 
     def revoke(self) -> None:
-        """Its token has lost its rights: nothing more is begun, and what waits has no answer."""
+        """Its token has lost its rights: nothing more is begun, and what waits ends its wait."""
         self.shutdown()
-        for give_up in list(self.calls.values()):
-            give_up()
         self._settle()
 
     @property
