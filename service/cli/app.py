@@ -11,7 +11,7 @@ from typing import IO, Any, Final
 import click
 
 from ... import __version__
-from ...errors import LodeqError
+from ...errors import AccessDeniedError, LodeqError
 from ..shared.build import BUILD
 from .catalogue import SECTIONS, Commands
 from .output import OutputError, discard_output, flush, shown
@@ -60,6 +60,9 @@ class _Family(click.Group):
             ctx.exit(_OUTPUT_FAILED)
         except UnicodeEncodeError as exc:
             raise _Refused(f"an argument is not UTF-8: {exc.object!r}") from exc
+        except AccessDeniedError as exc:
+            cure = "; give a token that has it in LODEQ_TOKEN" if exc.scope else ""
+            raise _Refused(f"{exc}{cure}") from exc
         except (LodeqError, OSError) as exc:
             raise _Refused(str(exc)) from exc
         except click.Abort as exc:  # of a question; its context says how that ended

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 
 import click
 
-from ...errors import TaskNotFoundError
+from ...errors import AccessDeniedError, TaskNotFoundError
 from ...repository.api.engine import Engine
+from ...repository.model.values import QueueStats
 from .output import shown
 
 __all__ = [
@@ -18,9 +19,21 @@ __all__ = [
     "note_nothing_found",
     "note_stars",
     "refuse_misspelt_queue",
+    "seen_queues",
 ]
 
 _NAMES_MAX = 10
+
+
+async def seen_queues(engine: Engine) -> Mapping[tuple[str, str], QueueStats] | None:
+    """The queues that hold anything; None where the token may not see them all.
+
+    For notes beside what a command does: it must not fail for want of them.
+    """
+    try:
+        return await engine.queues()
+    except AccessDeniedError:
+        return None
 
 
 async def refuse_misspelt_queue(engine: Engine, queue: str, tenant: str, *, is_all: bool) -> bool:
@@ -123,7 +136,9 @@ async def _missing(
     cure: str = "give --tenant or --all-tenants",
 ) -> tuple[str, Collection[str]]:
     """(what to say of a queue that holds nothing; names like it). Nothing if it holds something."""
-    found = await engine.queues()
+    found = await seen_queues(engine)
+    if found is None:
+        return "", ()
     tenants = [whose for name, whose in found if name == queue]
     if tenants and (is_all or tenant in tenants):
         return "", ()

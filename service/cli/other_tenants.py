@@ -13,6 +13,7 @@ import click
 
 from ...repository.api.engine import Engine
 from ...repository.model.values import QueueStats
+from .missing_queue import seen_queues
 
 __all__ = ["NOBODY", "LeftOut", "left_out", "note_left_out"]
 
@@ -60,7 +61,7 @@ async def left_out(
     """
     if tenant or is_all:
         return NOBODY
-    found = await engine.queues()
+    found = await seen_queues(engine) or {}
     counts = [counted(one) for (name, whose), one in found.items() if name == queue and whose]
     return LeftOut(sum(count > 0 for count in counts), sum(counts))
 

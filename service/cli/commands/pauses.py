@@ -8,7 +8,7 @@ import click
 
 from ..connection import run, store_argument, writing
 from ..display import as_json_option, print_json, print_line
-from ..missing_queue import note_missing_queue, refuse_misspelt_queue
+from ..missing_queue import note_missing_queue, refuse_misspelt_queue, seen_queues
 from ..other_tenants import NOBODY, LeftOut, left_out
 from ..output import shown
 from .queues import queue_of, tenant_options
@@ -88,7 +88,7 @@ def resume(store: str, queue: str, tenant: str, all_tenants: bool, as_json: bool
             await refuse_misspelt_queue(engine, queue, tenant, is_all=all_tenants)
             if not await queue_of(engine, queue, tenant, all_tenants).resume():
                 return None
-            found = await engine.queues()
+            found = await seen_queues(engine) or {}
             rest = [f"{t!r}" for (q, t), one in found.items() if q == queue and one.is_paused]
             if tenant or not rest:
                 return NOBODY

@@ -13,7 +13,7 @@ import click
 
 from ....engine.records.task import ATTEMPTS_MAX
 from ....engine.runtime.task_id import TaskId
-from ....errors import TaskNotFoundError, UsageError
+from ....errors import AccessDeniedError, TaskNotFoundError, UsageError
 from ....repository.api.engine import Engine
 from ....repository.model.arguments import LIMIT_MAX
 from ....repository.model.flows.workflows import ON_FAILURES
@@ -413,7 +413,7 @@ async def _absence(engine: Engine, store: str, id: str) -> str:
     """Why there is no such task."""
     try:
         is_workflow = str((await engine.workflow_info(id)).id) == str(TaskId(id))
-    except (TaskNotFoundError, UsageError):  # of none, or an older server
+    except (AccessDeniedError, TaskNotFoundError, UsageError):  # of none, or an older server
         is_workflow = False
     if is_workflow:
         return f"{id} is a workflow: 'lodeq workflow show {store} {id}'"

@@ -12,7 +12,7 @@ from ....errors import UsageError
 from ....repository.model.calls.functions import function_doc, function_of
 from ....repository.model.workers import report_of_worker, worker_doc
 from .. import schemas
-from ..access.roles import Role
+from ..access.roles import ANY, SOME_TENANT, Role
 from ..document_reader import at_most
 from ..named_queues import WHOLE, document_queue, function_queue, published_queues, reported_queues
 from ..operations import operation
@@ -43,7 +43,8 @@ async def functions(context: RequestContext, query: schemas.FunctionsQuery) -> R
     has_more = len(found) > query.limit
     del found[query.limit :]
     rest = {"next": f"{found[-1].queue}/{found[-1].name}" if has_more else None}
-    return await context.answer_list("functions", (function_doc(one) for one in found), rest)
+    docs = (function_doc(one) for one in found if context.may_see(ANY, one.queue, SOME_TENANT))
+    return await context.answer_list("functions", docs, rest)
 
 
 @operation(

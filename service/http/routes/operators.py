@@ -288,7 +288,7 @@ async def engine(context: RequestContext) -> Response:
     "GET /queues",
     {"queues": schemas.list_of(schemas.QueueSummary), "next": str | None},
     needs=Role.READER,
-    names=WHOLE,
+    names=no_queue,
 )
 async def queues(context: RequestContext, query: schemas.QueuesQuery) -> Response:
     """List a page of the queues that hold anything, with their counts."""
@@ -305,7 +305,7 @@ async def queues(context: RequestContext, query: schemas.QueuesQuery) -> Respons
         found = (await status_cache(context.server.engine).get()).page(after, query.limit + 1)
     has_more = len(found) > query.limit
     del found[query.limit :]
-    docs = (queue_doc(*one) for one in found)
+    docs = (queue_doc(*one) for one in found if context.may_see(Role.READER, *one[0]))
     rest = {"next": "/".join(found[-1][0]) if has_more else None}
     return await context.answer_list("queues", docs, rest)
 

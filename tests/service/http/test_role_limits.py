@@ -9,6 +9,7 @@ from support_wire import NONCE, pack, wired
 
 import lodeq
 import lodeq.testing
+from lodeq.repository.model.calls.functions import PublishedFunction
 from lodeq.service.http.access.roles import FULL, Access, Grant, NamedQueue, Role
 from lodeq.service.http.access.tokens_file import TokensFile
 from lodeq.service.http.app import make_app
@@ -93,7 +94,7 @@ BY_LEASE = {
     "bury",
     "cancel_lease",
 }
-FREE = {"engine", "cluster", "cancel_claim"}
+FREE = {"engine", "cluster", "cancel_claim", "queues"}  # that of ``queues`` is filtered
 PATHS = {
     "enqueue_after": "/tasks/after",
     "cancel_lease": "/leases/cancel",
@@ -161,7 +162,6 @@ async def test_the_whole_store_is_not_for_a_token_with_limits(engine, settings, 
         ("export", {}, {"filter": {"ids": ["0" * 32]}}),
         ("act", {}, {"act": "delete"}),
         ("history", {}, None),
-        ("functions", {}, None),
     ],
 )
 async def test_what_could_be_of_all_queues_has_to_name_one(engine, settings, name, query, document):
@@ -178,6 +178,32 @@ async def test_a_filter_that_is_none_finds_nothing(engine, settings, filter_):
     async with client_of(engine, settings, "mailer") as client:
         answer = await call(client, "find", "/tasks/find", {}, {"filter": filter_})
     assert answer.status_code in (403, 422)
+
+
+async def test_lists_leave_out_what_is_not_the_tokens(engine, settings):
+    for queue, tenant in (("mail", ""), ("mail", "acme"), ("mail-2", ""), ("other", "")):
+        await engine.queue(queue, tenant=tenant).enqueue(b"x")
+    await engine.publish_functions(
+        [PublishedFunction(queue, "f") for queue in ("mail", "mail-2", "other")]
+    )
+    found = {}
+    for name in ("mailer", "acme", "root"):
+        async with client_of(engine, settings, name) as client:
+            queues, functions = [], []
+            after = None
+            while after != "":  # a page may be shorter than its limit
+                query = {"limit": 1} | ({} if after is None else {"after": after})
+                page = (await client.get("/v1/queues", params=query)).json()
+                queues += [(one["queue"], one["tenant"]) for one in page["queues"]]
+                after = page["next"] or ""
+            page = (await client.get("/v1/functions")).json()
+            functions += [one["queue"] for one in page["functions"]]
+            found[name] = len(queues), functions
+    assert found == {
+        "mailer": (3, ["mail", "mail-2"]),
+        "acme": (1, ["mail"]),
+        "root": (4, ["mail", "mail-2", "other"]),
+    }
 
 
 async def test_all_tenants_need_a_token_for_all(engine, settings):

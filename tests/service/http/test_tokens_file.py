@@ -16,9 +16,11 @@ from support_wire import pack, wired
 
 import lodeq
 import lodeq.testing
+from lodeq.repository.api.view import EngineView
 from lodeq.service.http.access.tokens_file import FILE_BYTES_MAX, LOOK_S, TokensFile
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
+from lodeq.service.http.routes import find
 from lodeq.testing import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -267,3 +269,26 @@ async def test_health_names_a_file_that_does_not_count(tmp_path, file):
                 assert any("the tokens are those from before" in one for one in found.reasons)
                 with pytest.raises(lodeq.AccessDeniedError):
                     await client.queue("mail").enqueue(b"x")
+
+
+async def test_an_export_of_a_revoked_token_breaks_off(engine, clock, file, monkeypatch):
+    tokens = TokensFile(write_tokens(file, entry("old", "reader"), entry("other", "reader")))
+    app = make_app(engine, Settings(tokens=tokens))
+    monkeypatch.setattr(find, "FOUND_MAX", 1)
+    for _ in range(2):
+        await engine.queue("mail").enqueue(b"x")
+    real, n_pages = EngineView.find, []
+
+    async def slow(view, *args):
+        if n_pages:  # the second page
+            write_tokens(file, entry("other", "reader"))
+            clock.advance(LOOK_S)
+            await statuses(app, "other")
+        n_pages.append(1)
+        return await real(view, *args)
+
+    monkeypatch.setattr(EngineView, "find", slow)
+    async with asgi_client(app, authorization=f"Bearer {token_of('old')}") as client:
+        with pytest.raises(lodeq.AccessDeniedError, match="the export is not whole"):
+            await client.post("/v1/tasks/export", json={})
+    assert len(n_pages) == 2
