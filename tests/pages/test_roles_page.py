@@ -28,7 +28,7 @@ def test_the_example_is_a_file_of_tokens(tmp_path):
     path = tmp_path / "tokens.toml"
     path.write_text(text)
     path.chmod(0o600)
-    assert len(TokensFile(path)._known) == len(tomllib.loads(text)["token"]) == 2
+    assert len(TokensFile(path)._now.known) == len(tomllib.loads(text)["token"]) == 2
 
 
 def test_every_role_has_its_line():

@@ -41,7 +41,7 @@ class Callers:
         digest = sha256(token).digest()
         if self._token is not None and hmac.compare_digest(digest, self._token):
             return FULL
-        return None if self._tokens is None else self._tokens.find(digest, self._clock)
+        return None if self._tokens is None else self._tokens.find(digest, token, self._clock)
 
     def look(self) -> None:
         """Let tokens that are removed or changed lose their rights; call it now and then."""

@@ -13,10 +13,12 @@ import os
 import stat
 import tomllib
 from collections.abc import Callable, Sequence
-from typing import Annotated, Final
+from hashlib import sha256
+from typing import Annotated, Final, NamedTuple
 
 from ....engine.runtime.clock import Clock
 from ....errors import UsageError
+from .issuer import Issuer, JwtSettings
 from .roles import ANY, PATTERN, ROLES, Access, Grant, Role
 
 try:
@@ -29,6 +31,7 @@ __all__ = ["FILE_BYTES_MAX", "LOOK_S", "TokensFile", "grant_of", "read_secret_fi
 FILE_BYTES_MAX: Final = 1 << 20
 TOKENS_MAX: Final = 4096
 PATTERNS_MAX: Final = 256  # of queues, or of tenants, of one token
+JWTS_MAX: Final = 4096  # that are known to be good
 LOOK_S: Final = 1.0  # between two looks whether the file has changed
 _log: Final = logging.getLogger("lodeq.http")
 
@@ -57,7 +60,18 @@ class _Token(Struct, forbid_unknown_fields=True, kw_only=True):
 class _Document(Struct, forbid_unknown_fields=True, kw_only=True):
     """The file."""
 
-    token: Annotated[list[_Token], Meta(min_length=1, max_length=TOKENS_MAX)]
+    token: Annotated[list[_Token], Meta(max_length=TOKENS_MAX)] = []
+    jwt: JwtSettings | None = None
+
+
+class _Reading(NamedTuple):
+    """What the files said when they were read."""
+
+    known: dict[bytes, Access]
+    issuer: Issuer | None
+    paths: Sequence[str]  # of all files: the tokens, and the keys if there are any
+    identity: _Identity | None  # of the files, from before they were read
+    digest: bytes  # of the issuer and its keys: whether anything of them has changed
 
 
 class TokensFile:
@@ -75,13 +89,38 @@ class TokensFile:
         self.problem: str | None = None  # why the file as it is now does not count
         self.on_revoked: list[Callable[[], object]] = []  # called once an access has ended
         self._look_mono: float | None = None
-        self._identity: _Identity | None = _identity_of(self.path)
-        self._known = _read(self.path)
+        self._now = _read(self.path)
+        self._identity = self._now.identity
+        self._jwts: dict[bytes, Access] = {}  # that were good, by SHA-256; the oldest first
 
-    def find(self, digest: bytes, clock: Clock) -> Access | None:
-        """The access of the token with this SHA-256; None: there is no such token."""
+    def find(self, digest: bytes, token: bytes, clock: Clock) -> Access | None:
+        """The access of a token, by its SHA-256; None: there is no such token."""
         self.look(clock)
-        return self._known.get(digest)
+        found = self._now.known.get(digest)
+        if found is not None or self._now.issuer is None:
+            return found
+        now_us = clock.wall_us()
+        found = self._jwts.get(digest)
+        if found is None:
+            found = self._now.issuer.access_of(token, now_us)
+            if found is not None:
+                self._jwts[digest] = found
+                if len(self._jwts) > JWTS_MAX:  # whoever uses it shows it again
+                    self._end([next(iter(self._jwts))])
+        elif found.until_us is not None and found.until_us <= now_us:
+            return None  # the next look ends it
+        return found
+
+    def _end(self, digests: Sequence[bytes]) -> None:
+        """Let JWTs lose what they gave."""
+        for digest in digests:
+            self._jwts.pop(digest).is_over = True
+        if digests:
+            self._tell_revoked()
+
+    def _tell_revoked(self) -> None:
+        for call in self.on_revoked:
+            call()
 
     def look(self, clock: Clock) -> None:
         """Read the file again if it has changed, and if the last look was a second ago."""
@@ -89,7 +128,9 @@ class TokensFile:
         if self._look_mono is not None and now_mono < self._look_mono:
             return
         self._look_mono = now_mono + LOOK_S
-        identity = _identity_of(self.path)
+        now_us = clock.wall_us()
+        self._end([d for d, one in self._jwts.items() if (one.until_us or 0) <= now_us])
+        identity = _identity_of(self._now.paths)
         if identity is None or identity != self._identity:
             self._identity = None  # looked at again, unless it turns out to be good
             try:
@@ -97,7 +138,7 @@ class TokensFile:
             except UsageError as error:
                 self._fail(str(error))
                 return
-            self._identity = identity
+            self._identity = found.identity
             self._replace(found)
 
     def _fail(self, problem: str) -> None:
@@ -106,35 +147,41 @@ class TokensFile:
             _log.error("the tokens stay as they were: %r", problem, extra=fields)
         self.problem = problem
 
-    def _replace(self, found: dict[bytes, Access]) -> None:
+    def _replace(self, found: _Reading) -> None:
         """Let the new tokens count. Those that are as they were keep their access."""
+        before, self._now = self._now, found
+        known = found.known
         has_ended = False
-        for digest, old in self._known.items():
-            new = found.get(digest)
+        for digest, old in before.known.items():
+            new = known.get(digest)
             if new is not None and old.is_same(new):
-                found[digest] = old
+                known[digest] = old
             else:
                 old.is_over = has_ended = True
-        self._known = found
         self.problem = None
-        fields = {"event": "tokens_read", "path": self.path, "count": len(found)}
-        _log.info("%r has %d tokens", self.path, len(found), extra=fields)
+        fields = {"event": "tokens_read", "path": self.path, "count": len(known)}
+        _log.info("%r has %d tokens", self.path, len(known), extra=fields)
         if has_ended:
-            for call in self.on_revoked:
-                call()
+            self._tell_revoked()
+        if found.digest != before.digest:
+            self._end(list(self._jwts))
 
 
-def _identity_of(path: str) -> _Identity | None:
-    """What changes when a file does, its mode included; None: it cannot be asked."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+def _identity_of(paths: Sequence[str]) -> _Identity | None:
+    """What changes when one of the files does, its mode included; None: it cannot be asked."""
+    identity: _Identity = ()
+    for path in paths:
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        times = found.st_mtime_ns, found.st_ctime_ns
+        identity += (found.st_dev, found.st_ino, found.st_size, *times)
+    return identity
 
 
-def read_secret_file(path: str) -> bytes:
-    """Read a small file that only its owner can read.
+def read_secret_file(path: str, *, is_public: bool = False) -> bytes:
+    """Read a small file that only its owner can write, and, unless it is public, read.
 
     Raises:
         UsageError: there is none, it is not ours, others can read it, or it is too large.
@@ -149,8 +196,9 @@ def read_secret_file(path: str) -> bytes:
             raise UsageError(f"{path} is not a file")
         if found.st_uid not in (os.geteuid(), 0):
             raise UsageError(f"{path} is another user's: chown it to the user that serves")
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            raise UsageError(f"{path} can be read by others: chmod 600 it")
+        if stat.S_IMODE(found.st_mode) & (0o022 if is_public else 0o077):
+            how = "written by others: chmod 644" if is_public else "read by others: chmod 600"
+            raise UsageError(f"{path} can be {how} it")
         with os.fdopen(fd, "rb", closefd=False) as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as exc:
@@ -162,8 +210,9 @@ def read_secret_file(path: str) -> bytes:
     return data
 
 
-def _read(path: str) -> dict[bytes, Access]:
-    """The accesses that a file gives, by the digests of their tokens."""
+def _read(path: str) -> _Reading:
+    """Read the tokens of a file, and the keys of its issuer."""
+    identity = _identity_of([path])
     try:
         given = tomllib.loads(read_secret_file(path).decode())
         document = convert(given, _Document)
@@ -171,6 +220,8 @@ def _read(path: str) -> dict[bytes, Access]:
         raise UsageError(f"{path} is not TOML: {exc}") from exc
     except (ValidationError, RecursionError) as exc:
         raise UsageError(f"{path} is no file of tokens: {exc}: see docs/roles.md") from exc
+    if not document.token and document.jwt is None:
+        raise UsageError(f"{path} has neither a [[token]] nor a [jwt]: see docs/roles.md")
     found: dict[bytes, Access] = {}
     names: set[str] = set()
     for one in document.token:
@@ -180,7 +231,16 @@ def _read(path: str) -> dict[bytes, Access]:
             raise UsageError(f"{path}: token {one.name!r}, or its sha256, is there twice")
         names.add(one.name)
         found[digest] = Access(one.name, [grant])
-    return found
+    if document.jwt is None:
+        return _Reading(found, None, [path], identity, b"")
+    keys_path = os.path.join(os.path.dirname(path), document.jwt.keys)
+    of_keys = _identity_of([keys_path])
+    keys = read_secret_file(keys_path, is_public=True)
+    issuer = Issuer(document.jwt, keys, keys_path)
+    if identity is not None:
+        identity = None if of_keys is None else identity + of_keys
+    digest = sha256(repr(document.jwt).encode() + keys).digest()
+    return _Reading(found, issuer, [path, keys_path], identity, digest)
 
 
 def grant_of(

@@ -55,7 +55,7 @@ def file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "`token`"),
+        ("", "neither a [[token]] nor a [jwt]"),
         ("[[token]", "is not TOML"),
         ("\xff", "is not TOML"),
         ("[token]\nname = 'x'\n", "array"),
