@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,11 @@ try:
     from starlette.middleware import Middleware
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import Response
-    from starlette.routing import BaseRoute, Route
+    from starlette.routing import BaseRoute, Match, Route
 except ImportError as exc:
     raise UsageError('the HTTP service needs an extra: pip install "lodeq[http]"') from exc
 
+from .access.roles import ACCESS, FULL, Access, Role
 from .admission import Refusals
 from .guard import Guard, RefusedError, Settings
 from .operations import OPERATIONS, Operation, called, openapi
@@ -84,7 +85,7 @@ def make_app(
         routes=[*own, *routes],
         middleware=[
             Middleware(Guard, settings=the_settings, refusals=refusals, callers=server.callers),
-            Middleware(_Direct, endpoints=direct),
+            Middleware(_Direct, endpoints=direct, own=own, public_paths=the_settings.public_paths),
         ],
         exception_handlers={HTTPException: _not_here},
     )
@@ -98,22 +99,57 @@ class _Direct:
 
     Starlette tries its routes one by one, and wraps each call twice for errors that ``_endpoint``
     answers. Whatever is not found here it finds itself.
+
+    Operations say themselves who may call them. What is none of ours does not, so it is kept here
+    from tokens that may do a part: pages have sessions, nodes and the routes of others no roles.
     """
 
-    def __init__(self, app: ASGIApp, endpoints: Mapping[tuple[str, str], _Endpoint]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        endpoints: Mapping[tuple[str, str], _Endpoint],
+        own: Sequence[Route],
+        public_paths: Collection[str],
+    ) -> None:
         self._app = app
         self._endpoints = endpoints
+        self._own = own
+        self._public_paths = public_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, or pass it on."""
         found = None
         if scope["type"] == "http":
             found = self._endpoints.get((scope["method"], scope["path"]))
+            if found is None:
+                denied = self._denial(scope)
+                if denied is not None:
+                    await problem(denied)(scope, receive, send)
+                    return
         if found is None:
             await self._app(scope, receive, send)
         else:
             response = await found(Request(scope, receive))
             await response(scope, receive, send)
+
+    def _denial(self, scope: Scope) -> LodeqError | None:
+        """Why a caller may not have what lies beside the operations; None: he may."""
+        access: Access = scope[ACCESS]
+        if access is FULL or scope["path"] in self._public_paths:
+            return None
+        if any(route.matches(scope)[0] is Match.FULL for route in self._own):
+            return None
+        if scope["path"].removeprefix(scope.get("root_path", "")) == "/metrics":
+            try:
+                access.require_whole(Role.READER)
+            except AccessDeniedError as error:
+                return error
+            return None
+        return AccessDeniedError(
+            f"token {access.name!r} is for /v1 and /metrics: give the server's own token, which "
+            "its --token-file holds",
+            scope="the server's token",
+        )
 
 
 @cache

@@ -19,7 +19,7 @@ from ...engine.runtime.clock import SystemClock
 from ...errors import AccessDeniedError, BusyError, LodeqError, PayloadTooLargeError, UsageError
 from ..shared.origin import CONNECTION, foreign_of
 from .access.callers import Callers
-from .access.roles import ACCESS, FULL, NOBODY, Access, Role
+from .access.roles import ACCESS, FULL, NOBODY, Access
 from .access.tokens_file import TokensFile
 from .admission import Refusals, TooManyError
 
@@ -187,13 +187,8 @@ class Guard:
         foreign = foreign_of(scope["headers"], scope["method"], settings.hosts)
         if foreign is not None:
             return AccessDeniedError(foreign), 403
-        if path not in settings.public_paths:
-            if access is None:
-                return AccessDeniedError(self._why_not_admitted(headers)), 401
-            if access is not FULL and not path.startswith("/v1/"):
-                why = _denied_beside(access, path)
-                if why is not None:
-                    return why, 403
+        if access is None and path not in settings.public_paths:
+            return AccessDeniedError(self._why_not_admitted(headers)), 401
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18 or int(length) > settings.body_bytes_max:
             return _too_large(settings), 413
@@ -272,24 +267,6 @@ class _Counted:
                 return await self._receive()
         except TimeoutError as exc:
             raise RefusedError(BusyError("the request's body did not arrive in time"), 408) from exc
-
-
-def _denied_beside(access: Access, path: str) -> LodeqError | None:
-    """Why a token of the file may not have what lies beside ``/v1``; None: it may.
-
-    Pages have sessions, nodes and the routes of others take no scopes: these are for the one token.
-    """
-    if path == "/metrics":
-        try:
-            access.require_whole(Role.READER)
-        except AccessDeniedError as error:
-            return error
-        return None
-    return AccessDeniedError(
-        f"token {access.name!r} is for /v1 and /metrics: give the server's own token, which its "
-        "--token-file holds",
-        scope="the server's token",
-    )
 
 
 def _malformed(scope: Scope) -> tuple[LodeqError, int] | None:

@@ -42,7 +42,7 @@ class JwtSettings(Struct, forbid_unknown_fields=True, kw_only=True):
 
     issuer: Annotated[str, Meta(min_length=1, max_length=1024)]
     audience: Annotated[str, Meta(min_length=1, max_length=1024)]
-    keys: Annotated[str, Meta(min_length=1)]  # a file; relative to that of the tokens
+    keys: Annotated[str, Meta(pattern=r"^[^\x00]+$")]  # a file; relative to that of the tokens
     scopes: Annotated[str, Meta(min_length=1, max_length=256)] = "scope"  # the claim that has them
     leeway: Annotated[float, Meta(ge=0, le=300)] = 30.0  # seconds that clocks may differ
 

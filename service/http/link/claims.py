@@ -201,7 +201,7 @@ async def _claim_slowly(
     if leases and not hub.claims.grant(link.claim_id(id), leases, link.access.owner):
         hub.view.give_back(leases)
         leases = []
-    elif not leases and wait_s and link.transport is not None:
+    elif not leases and wait_s and link.transport is not None and not link.access.is_over:
         wait_s = _until(link, entry.deadline, wait_s)
         _begin(link, queue, entry, min(limit, _WAITING_LIMIT), wait_s)
         return

@@ -309,3 +309,10 @@ def test_a_wrong_table_is_refused(file, more):
     configured(file, more=more)
     with pytest.raises(lodeq.UsageError, match="no file of tokens"):
         TokensFile(file)
+
+
+def test_a_path_that_is_none_is_refused(file):
+    text = configured(file).read_text().replace("keys.json", "keys\\u0000.json")
+    write_tokens(file, text)
+    with pytest.raises(lodeq.UsageError, match="no file of tokens"):
+        TokensFile(file)

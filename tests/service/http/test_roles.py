@@ -231,21 +231,35 @@ async def test_what_lies_beside_the_interface_is_for_the_one_token(engine, setti
     async def answer(request):
         return PlainTextResponse("here")
 
-    routes = [Route("/metrics", answer), Route("/pages", answer)]
+    paths = "/metrics", "/pages", "/v1/mine", "/v1/fsync"  # the last one is ours for a POST alone
+    routes = [Route(path, answer) for path in paths]
     both = Settings(token=token_of("one"), tokens=settings.tokens)
     app = make_app(engine, both, routes=routes)
     found = {}
     for name in ("one", *ROLES):
         headers = {"authorization": f"Bearer {token_of(name)}"}
         async with asgi_client(app, **headers) as client:
-            found[name] = [(await client.get(path)).status_code for path in ("/metrics", "/pages")]
+            found[name] = [(await client.get(path)).status_code for path in paths]
     assert found == {
-        "one": [200, 200],
-        "admin": [200, 403],
-        "reader": [200, 403],
-        "worker": [403, 403],
-        "producer": [403, 403],
+        "one": [200, 200, 200, 200],
+        "admin": [200, 403, 403, 403],
+        "reader": [200, 403, 403, 403],
+        "worker": [403, 403, 403, 403],
+        "producer": [403, 403, 403, 403],
     }
+
+
+async def test_a_mounted_interface_knows_its_own_paths(engine, settings):
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    app = Starlette(routes=[Mount("/queue", make_app(engine, settings))])
+    async with asgi_client(app, authorization=f"Bearer {token_of('reader')}") as client:
+        found = [
+            (await client.get(f"/queue{path}")).status_code
+            for path in ("/v1/stats", "/v1/queues/mail/stats", "/v1/none", "/none")
+        ]
+    assert found == [200, 200, 403, 403]
 
 
 async def test_follow_ups_need_a_producer(engine, tmp_path):
