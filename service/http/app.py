@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -85,7 +85,7 @@ def make_app(
         routes=[*own, *routes],
         middleware=[
             Middleware(Guard, settings=the_settings, refusals=refusals, callers=server.callers),
-            Middleware(_Direct, endpoints=direct, own=own, public_paths=the_settings.public_paths),
+            Middleware(_Direct, endpoints=direct, own=own),
         ],
         exception_handlers={HTTPException: _not_here},
     )
@@ -109,12 +109,10 @@ class _Direct:
         app: ASGIApp,
         endpoints: Mapping[tuple[str, str], _Endpoint],
         own: Sequence[Route],
-        public_paths: Collection[str],
     ) -> None:
         self._app = app
         self._endpoints = endpoints
         self._own = own
-        self._public_paths = public_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, or pass it on."""
@@ -135,7 +133,7 @@ class _Direct:
     def _denial(self, scope: Scope) -> LodeqError | None:
         """Why a caller may not have what lies beside the operations; None: he may."""
         access: Access = scope[ACCESS]
-        if access is FULL or scope["path"] in self._public_paths:
+        if access is FULL:
             return None
         if any(route.matches(scope)[0] is Match.FULL for route in self._own):
             return None

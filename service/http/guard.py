@@ -118,7 +118,8 @@ class Guard:
         access: Access | None = None
         if refused is None:
             access = self._access_of(headers, scope["path"])
-            scope[ACCESS] = NOBODY if access is None else access
+            is_public = scope["path"] in self._settings.public_paths
+            scope[ACCESS] = FULL if is_public else NOBODY if access is None else access
             refused = self._refusal(scope, headers, access)
         if refused is not None and (one := scope.get("state", {}).get(CONNECTION)) is not None:
             one.admission.strange(one)
