@@ -7,6 +7,7 @@ from datetime import datetime
 
 import anyio
 import anyio.lowlevel
+import httpx
 import msgpack
 import pytest
 from anyio.lowlevel import checkpoint
@@ -21,6 +22,7 @@ from lodeq.service.http.access.tokens_file import FILE_BYTES_MAX, LOOK_S, Tokens
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
 from lodeq.service.http.routes import find
+from lodeq.service.store_server.server import make_server
 from lodeq.testing import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -292,3 +294,61 @@ async def test_an_export_of_a_revoked_token_breaks_off(engine, clock, file, monk
         with pytest.raises(lodeq.AccessDeniedError, match="the export is not whole"):
             await client.post("/v1/tasks/export", json={})
     assert len(n_pages) == 2
+
+
+async def test_a_client_hears_that_its_token_is_gone(engine, clock, file):
+    write_tokens(file, entry("old", "worker"), entry("other", "worker"))
+    with socket_path() as path:
+        settings = Settings(tokens=TokensFile(file))
+        async with (
+            serving(engine, path=path, settings=settings) as url,
+            lodeq.connect(url, token=token_of("old")) as client,
+        ):
+            assert await client.queue("mail").claim() == []
+            write_tokens(file, entry("other", "worker"))
+            clock.advance(LOOK_S)
+
+            async def claim_on():
+                while True:  # until the tick has seen it
+                    assert await client.queue("mail").claim() == []
+
+            with anyio.fail_after(10), pytest.raises(lodeq.AccessDeniedError):
+                await claim_on()
+
+
+async def test_pages_are_for_the_one_token(tmp_path, file):
+    write_tokens(file, entry("admin", "admin"), entry("reader", "reader"))
+    found = {}
+    for one in (None, token_of("one")):
+        with socket_path() as path:
+            serve = lodeq.Serve(address=path, token=one, tokens=file)
+            transport = httpx.AsyncHTTPTransport(uds=path)
+            async with (
+                lodeq.open(tmp_path / "s", serve=serve),
+                httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+            ):
+                for name in ("one", "admin", "reader"):
+                    headers = {"authorization": f"Bearer {token_of(name)}"}
+                    found[one is None, name] = [
+                        (await client.get(path, headers=headers)).status_code
+                        for path in ("/", "/workers", "/login", "/v1/stats", "/metrics")
+                    ]
+    assert found == {
+        (True, "one"): [401, 401, 401, 401, 401],
+        (True, "admin"): [403, 403, 403, 200, 200],
+        (True, "reader"): [403, 403, 403, 200, 200],
+        (False, "one"): [200, 200, 200, 200, 200],
+        (False, "admin"): [403, 403, 200, 200, 200],
+        (False, "reader"): [403, 403, 200, 200, 200],
+    }
+
+
+def test_a_file_of_tokens_keeps_strangers_out_elsewhere_than_on_loopback(tmp_path, file):
+    with pytest.raises(lodeq.UsageError, match="other machines"):
+        make_server(tmp_path / "s", lodeq.Serve(address="0.0.0.0:0"))()._where.check(
+            None, is_probed=False
+        )
+    server = make_server(
+        tmp_path / "s", lodeq.Serve(address="0.0.0.0:0", tokens=write_tokens(file, GOOD))
+    )()
+    server._where.check(server._required, is_probed=False)
