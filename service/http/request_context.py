@@ -14,7 +14,7 @@ from ...engine.runtime.task_id import TaskId
 from ...errors import LodeqError, UsageError
 from ...repository.tasks.lease import Lease
 from ..shared.origin import CONNECTION
-from .access.roles import ACCESS, Access, NamedQueue, Role
+from .access.roles import ACCESS, Access
 from .admission import Admission
 from .document_reader import id_of, read, read_query, stored_of
 from .guard import RefusedError
@@ -120,10 +120,6 @@ class RequestContext:
         """A part of the path."""
         value: str = self._request.path_params[name]
         return value
-
-    def may_see(self, needs: Role, queue: str, tenant: str) -> bool:
-        """Whether a line of a list is shown to this caller."""
-        return self.access.allows(needs, NamedQueue(queue, tenant))
 
     @property
     def task_id(self) -> TaskId:

@@ -181,29 +181,51 @@ async def test_a_filter_that_is_none_finds_nothing(engine, settings, filter_):
 
 
 async def test_lists_leave_out_what_is_not_the_tokens(engine, settings):
-    for queue, tenant in (("mail", ""), ("mail", "acme"), ("mail-2", ""), ("other", "")):
+    for queue, tenant in (
+        ("aother", ""),
+        ("mail", ""),
+        ("mail", "acme"),
+        ("mail-2", ""),
+        ("other", ""),
+    ):
         await engine.queue(queue, tenant=tenant).enqueue(b"x")
     await engine.publish_functions(
-        [PublishedFunction(queue, "f") for queue in ("mail", "mail-2", "other")]
+        [PublishedFunction(queue, "f") for queue in ("aother", "mail", "mail-2", "other")]
     )
     found = {}
     for name in ("mailer", "acme", "root"):
         async with client_of(engine, settings, name) as client:
             queues, functions = [], []
             after = None
-            while after != "":  # a page may be shorter than its limit
+            while after != "":
                 query = {"limit": 1} | ({} if after is None else {"after": after})
                 page = (await client.get("/v1/queues", params=query)).json()
                 queues += [(one["queue"], one["tenant"]) for one in page["queues"]]
                 after = page["next"] or ""
-            page = (await client.get("/v1/functions")).json()
-            functions += [one["queue"] for one in page["functions"]]
+                assert name == "root" or "other" not in after
+            after = None
+            while after != "":
+                query = {"limit": 1} | ({} if after is None else {"after": after})
+                page = (await client.get("/v1/functions", params=query)).json()
+                functions += [one["queue"] for one in page["functions"]]
+                after = page["next"] or ""
+                assert name == "root" or "other" not in after
             found[name] = len(queues), functions
     assert found == {
         "mailer": (3, ["mail", "mail-2"]),
         "acme": (1, ["mail"]),
-        "root": (4, ["mail", "mail-2", "other"]),
+        "root": (5, ["aother", "mail", "mail-2", "other"]),
     }
+
+
+async def test_no_error_names_queues_of_others(engine, settings):
+    await engine.publish_functions([PublishedFunction("other", "f")])
+    document = {"queue": "mail", "function": "g"}
+    for name, is_named in (("root", True), ("producer", False)):
+        async with client_of(engine, settings, name) as client:
+            answer = await client.post("/v1/functions/enqueue", json=document)
+            assert answer.status_code == 422
+            assert ("other" in answer.json()["detail"]) == is_named
 
 
 async def test_all_tenants_need_a_token_for_all(engine, settings):
