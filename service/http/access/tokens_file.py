@@ -28,11 +28,12 @@ except ImportError as exc:
 
 __all__ = ["FILE_BYTES_MAX", "LOOK_S", "TokensFile", "grant_of", "read_secret_file"]
 
-FILE_BYTES_MAX: Final = 1 << 20
-TOKENS_MAX: Final = 4096
+FILE_BYTES_MAX: Final = 256 << 10  # read in one turn of the loop
+TOKENS_MAX: Final = 1024
 PATTERNS_MAX: Final = 256  # of queues, or of tenants, of one token
 JWTS_MAX: Final = 4096  # that are known to be good
 LOOK_S: Final = 1.0  # between two looks whether the file has changed
+RETRY_S: Final = 30.0  # until wrong files are read again that have not changed
 _log: Final = logging.getLogger("lodeq.http")
 
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
@@ -89,6 +90,8 @@ class TokensFile:
         self.problem: str | None = None  # why the file as it is now does not count
         self.on_revoked: list[Callable[[], object]] = []  # called once an access has ended
         self._look_mono: float | None = None
+        self._wrong: _Identity | None = None  # of the files that were wrong when last read
+        self._retry_mono = 0.0  # until then they are not read again, unless they change
         self._now = _read(self.path)
         self._identity = self._now.identity
         self._jwts: dict[bytes, Access] = {}  # that were good, by SHA-256; the oldest first
@@ -131,15 +134,20 @@ class TokensFile:
         now_us = clock.wall_us()
         self._end([d for d, one in self._jwts.items() if (one.until_us or 0) <= now_us])
         identity = _identity_of(self._now.paths)
-        if identity is None or identity != self._identity:
-            self._identity = None  # looked at again, unless it turns out to be good
-            try:
-                found = _read(self.path)
-            except UsageError as error:
-                self._fail(str(error))
+        if identity is not None:
+            if identity == self._identity:
                 return
-            self._identity = found.identity
-            self._replace(found)
+            if identity == self._wrong and now_mono < self._retry_mono:
+                return
+        self._identity = None  # looked at again, unless it turns out to be good
+        try:
+            found = _read(self.path)
+        except UsageError as error:
+            self._wrong, self._retry_mono = identity, now_mono + RETRY_S
+            self._fail(str(error))
+            return
+        self._identity, self._wrong = found.identity, None
+        self._replace(found)
 
     def _fail(self, problem: str) -> None:
         if problem != self.problem:

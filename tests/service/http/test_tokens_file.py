@@ -18,6 +18,7 @@ from support_wire import pack, wired
 import lodeq
 import lodeq.testing
 from lodeq.repository.api.view import EngineView
+from lodeq.service.http.access import tokens_file
 from lodeq.service.http.access.tokens_file import FILE_BYTES_MAX, LOOK_S, TokensFile
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
@@ -167,6 +168,22 @@ async def test_a_wrong_change_keeps_the_last_good_file(engine, clock, file, wron
     clock.advance(LOOK_S)
     assert await statuses(app, "web", "new") == {"web": 401, "new": 200}
     assert tokens.problem is None
+
+
+async def test_a_wrong_file_is_not_read_each_second(engine, clock, file, monkeypatch):
+    tokens = TokensFile(write_tokens(file, GOOD))
+    n_reads, real = [], tokens_file.read_secret_file
+    monkeypatch.setattr(
+        tokens_file, "read_secret_file", lambda path: n_reads.append(path) or real(path)
+    )
+    write_tokens(file, "[[token]")
+    for _ in range(20):
+        clock.advance(LOOK_S)
+        tokens.look(clock)
+    assert len(n_reads) == 1
+    clock.advance(tokens_file.RETRY_S)  # it may have been the system that had no descriptor left
+    tokens.look(clock)
+    assert len(n_reads) == 2
 
 
 async def test_a_file_that_is_right_after_a_chmod_is_read(engine, clock, file):
