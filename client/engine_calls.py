@@ -22,6 +22,8 @@ from ..repository.model.filters import (
     FoundCount,
     FoundTasks,
     TaskFilter,
+    discard_filter,
+    discarded,
 )
 from ..repository.model.flows.workflow_handle import Workflow
 from ..repository.model.flows.workflows import (
@@ -371,6 +373,10 @@ class RemoteCalls(RemoteRequests):
         """See ``Engine.cancel``, also for Durability and Cancellation."""
         cancelled: bool = (await self.send(calls.task_call(task_id, method="DELETE")))["cancelled"]
         return cancelled
+
+    async def discard(self, task_id: AnyId) -> bool:
+        """See ``Engine.discard``, also for Durability and Cancellation."""
+        return discarded(await self.act("delete", discard_filter(task_id), limit=1))
 
     # -- workflows ---------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ from ...repository.model.filters import (
     FoundCount,
     FoundTasks,
     TaskFilter,
+    discard_filter,
+    discarded,
 )
 from ...repository.model.flows.sync_workflow_handle import SyncWorkflow
 from ...repository.model.flows.workflows import (
@@ -372,6 +374,10 @@ class SyncRemoteCalls(SyncRemoteRequests):
         """See ``Engine.cancel``, also for Durability and Cancellation."""
         cancelled: bool = (self.send(calls.task_call(task_id, method="DELETE")))["cancelled"]
         return cancelled
+
+    def discard(self, task_id: AnyId) -> bool:
+        """See ``Engine.discard``, also for Durability and Cancellation."""
+        return discarded(self.act("delete", discard_filter(task_id), limit=1))
 
     # -- workflows ---------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ from ..model.filters import (
     FoundCount,
     FoundTasks,
     TaskFilter,
+    discard_filter,
+    discarded,
 )
 from ..model.flows.sync_workflow_handle import SyncWorkflow
 from ..model.flows.workflow_handle import Workflow
@@ -169,7 +171,8 @@ class Engine:
             backoff: how long a nacked task waits; ``Backoff()`` by default.
             boost_after: seconds; None for never. Of every eight tasks claimed through such a
                 handle one is the oldest that has been ready for longer than this, whatever its
-                priority, if there is one. Not with ALL_TENANTS, which serves tenants in turns.
+                priority, if there is one. With ALL_TENANTS, of every eight of a tenant: which
+                tenant is served is settled by turns.
             codec: how objects become bytes; msgpack by default.
             faces: False stores no function, preview and labels, whoever gives them.
 
@@ -177,8 +180,6 @@ class Engine:
             InvalidNameError, UsageError: an argument is wrong; nothing was changed.
         """
         is_all = isinstance(tenant, AllTenants)
-        if is_all and boost_after is not None:
-            raise UsageError("boost_after needs one tenant: ALL_TENANTS is served in turns")
         queue_name, tenant_name = names_of(name, "" if is_all else tenant)
         defaults = TaskTemplate(
             queue_name,
@@ -576,6 +577,20 @@ class Engine:
         """
         self._core.check()
         return await admin.cancel(self._core, TaskId(task_id))
+
+    async def discard(self, task_id: AnyId) -> bool:
+        """Delete one dead letter, with its attempts; its dedup window stays.
+
+        Many: ``act("delete", …)``.
+
+        Returns: whether there was such a dead letter.
+
+        Raises:
+            UsageError: an unfinished workflow may still read it; nothing changed.
+
+        Durability: as ``Queue.enqueue``. Cancellation: in the last wait it happens.
+        """
+        return discarded(await self.act("delete", discard_filter(task_id), limit=1))
 
     # -- workflows ---------------------------------------------------------------------
 

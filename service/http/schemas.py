@@ -400,7 +400,7 @@ class QueueReference(_QueueOptions, kw_only=True):
     rules: ClassVar[Schema] = {
         "anyOf": [
             {"properties": {"all_tenants": {"const": False}}},
-            {"properties": {"tenant": {"const": ""}, "boost_after": {"type": "null"}}},
+            {"properties": {"tenant": {"const": ""}}},
         ]
     }
     queue: Name
