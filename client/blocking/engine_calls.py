@@ -200,6 +200,8 @@ class SyncRemoteCalls(SyncRemoteRequests):
         history: Duration | Unchanged | None = SETTING_UNCHANGED,
         history_rows: int | Unchanged | None = SETTING_UNCHANGED,
         history_bytes: int | Unchanged | None = SETTING_UNCHANGED,
+        dead_max: int | Unchanged | None = SETTING_UNCHANGED,
+        dead_bytes: int | Unchanged | None = SETTING_UNCHANGED,
         faces: bool | Unchanged | None = SETTING_UNCHANGED,
         rate: str | Unchanged | None = SETTING_UNCHANGED,
         concurrency: int | Unchanged | None = SETTING_UNCHANGED,
@@ -213,6 +215,8 @@ class SyncRemoteCalls(SyncRemoteRequests):
             history: seconds for which the history of an ended task is kept, 0 for none.
             history_rows: ended tasks in the history at most.
             history_bytes: bytes of history at most.
+            dead_max: dead letters at most; the oldest go first.
+            dead_bytes: bytes of dead letters at most, estimated.
             faces: whether function, preview and labels of its tasks are stored.
             rate: starts in any window of a period, such as ``"10/s"``.
             concurrency: leases at once, 1 to 1,000,000.
@@ -225,6 +229,8 @@ class SyncRemoteCalls(SyncRemoteRequests):
             history=history,
             history_rows=history_rows,
             history_bytes=history_bytes,
+            dead_max=dead_max,
+            dead_bytes=dead_bytes,
             faces=faces,
             rate=rate,
             concurrency=concurrency,

@@ -316,6 +316,8 @@ class Engine:
         history: Duration | Unchanged | None = SETTING_UNCHANGED,
         history_rows: int | Unchanged | None = SETTING_UNCHANGED,
         history_bytes: int | Unchanged | None = SETTING_UNCHANGED,
+        dead_max: int | Unchanged | None = SETTING_UNCHANGED,
+        dead_bytes: int | Unchanged | None = SETTING_UNCHANGED,
         faces: bool | Unchanged | None = SETTING_UNCHANGED,
         rate: str | Unchanged | None = SETTING_UNCHANGED,
         concurrency: int | Unchanged | None = SETTING_UNCHANGED,
@@ -332,6 +334,8 @@ class Engine:
             history: seconds for which the history of an ended task is kept, 0 for none.
             history_rows: ended tasks in the history at most.
             history_bytes: bytes of history at most.
+            dead_max: dead letters at most; the oldest go first.
+            dead_bytes: bytes of dead letters at most, estimated.
             faces: whether function, preview and labels of its tasks are stored.
             rate: starts in any window of a period: ``"10/s"``, ``"100/m"``, ``"3/10s"``.
             concurrency: leases at once over all shards and tenants, 1 to 1,000,000. Where several
@@ -356,6 +360,8 @@ class Engine:
             history=history,
             history_rows=history_rows,
             history_bytes=history_bytes,
+            dead_max=dead_max,
+            dead_bytes=dead_bytes,
             faces=faces,
             rate=rate,
             concurrency=concurrency,
@@ -1257,6 +1263,9 @@ class ThreadEngine(ThreadTwin[Engine]):
 
     cancel = blocking(Engine.cancel)
     """See ``Engine.cancel``, also for Durability and Cancellation."""
+
+    discard = blocking(Engine.discard)
+    """See ``Engine.discard``."""
 
     find = blocking(Engine.find)
     """See ``Engine.find``, also for Durability and Cancellation."""

@@ -634,6 +634,8 @@ class Configure(Request):
     )
     history_rows: Annotated[int | None, _described(minimum=0)] | UnsetType = UNSET
     history_bytes: Annotated[int | None, _described(minimum=0)] | UnsetType = UNSET
+    dead_max: Annotated[int | None, _described(minimum=0)] | UnsetType = UNSET
+    dead_bytes: Annotated[int | None, _described(minimum=0)] | UnsetType = UNSET
     faces: bool | UnsetType | None = UNSET
     rate: str | UnsetType | None = UNSET
     concurrency: (
