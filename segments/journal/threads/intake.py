@@ -37,6 +37,7 @@ __all__ = ["LOOK_S", "Entry", "Intake", "ThreadWait", "fits"]
 
 ROOM_BYTES: Final = 256 << 10  # what waits here, before appends wait for room
 RECORD_BYTES: Final = 44  # what a frame, and the memory of it, adds to one record
+BATCHED_BYTES: Final = 16  # what a record adds to a batch
 SMALL_BYTES: Final = 4096  # records of up to so much may share a frame with others
 SHARED_BYTES: Final = 64 << 10  # of such a frame: what one damaged byte can cost
 SHARED_RECORDS: Final = 1024
@@ -146,7 +147,7 @@ class Intake:
         Args:
             data: one record, or a batch of ``count`` that nobody changes any more.
             count: at least 1.
-            size: bytes of the payloads.
+            size: bytes of the payloads, and what a batch adds.
             state: what to wait for.
 
         Raises:
@@ -281,16 +282,20 @@ class Intake:
 
 def _bytes(entry: Entry) -> int:
     data = entry[1]
-    return RECORD_BYTES + (len(data) if isinstance(data, bytes) else sum(map(len, data)))
+    return RECORD_BYTES + (len(data) if isinstance(data, bytes) else _weight(data))
+
+
+def _weight(payloads: Sequence[bytes]) -> int:
+    return sum(map(len, payloads)) + BATCHED_BYTES * len(payloads)
 
 
 def fits(payloads: Sequence[bytes]) -> int:
-    """Bytes of a batch that is surely a frame; -1: it may be none, ask the writer."""
+    """Bytes that a batch takes, which is surely a frame; -1: it may be none, ask the writer."""
     count = len(payloads)
     if not 0 < count <= FRAME_RECORDS_MAX or set(map(type, payloads)) != {bytes}:
         return -1
-    size = sum(map(len, payloads))
-    return size if size + 8 * count + RECORD_BYTES <= FRAME_BYTES_MAX else -1
+    size = _weight(payloads)
+    return size if size + RECORD_BYTES <= FRAME_BYTES_MAX else -1
 
 
 _watched: WeakSet[Intake] = WeakSet()

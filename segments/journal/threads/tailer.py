@@ -26,7 +26,8 @@ class ThreadTailer:
 
     The loop ends once the journal or the tailer is closed, by any thread, or when nothing has come
     for ``wait`` seconds. Threads that share a tailer get its records in turns, each of them once;
-    then what is stored may be a record that another thread has not finished.
+    then what is stored may be a record that another thread has not finished. A call waits for that
+    of another thread to end; ``close`` waits for none.
     """
 
     def __init__(self, tailer: Tailer, calls: JournalCalls, wait: float | None) -> None:

@@ -193,6 +193,20 @@ def test_large_records_have_frames_of_their_own(journal: Any) -> None:
         assert [len(record.payload) for record in tailer.read()] == [*sizes, *[40_000] * 10]
 
 
+def test_what_waits_is_bounded_also_where_records_are_empty(journal: Any) -> None:
+    go_on = threading.Event()
+    journal._twin._spawner.call_soon_threadsafe(go_on.wait, HANG_S)
+    threads = started(*[partial(journal.append_many, [b""] * 4000)] * 8)
+    until(lambda: len(journal._intake._no_room) == 8 - 5)
+    assert len(journal._intake.entries) == 5
+    go_on.set()
+    joined(threads)
+    assert journal.append_many([b""] * 65_535).first == 32_001
+    journal.flush()
+    with journal.tailer(start=32_001) as tailer:
+        assert len(tailer.read(100_000)) == 65_535
+
+
 # --- calls --------------------------------------------------------------------------------------
 
 
