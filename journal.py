@@ -15,6 +15,7 @@ Nothing is consumed: every tailer reads every record, in order, from any positio
 
 from .segments.journal import (
     Ack,
+    Appender,
     Gap,
     Journal,
     JournalOpening,
@@ -24,12 +25,15 @@ from .segments.journal import (
     Retention,
     Roll,
     Tailer,
+    ThreadJournal,
+    ThreadTailer,
     open,
     open_tailer,
 )
 
 __all__ = [
     "Ack",
+    "Appender",
     "Gap",
     "Journal",
     "JournalOpening",
@@ -39,6 +43,8 @@ __all__ = [
     "Retention",
     "Roll",
     "Tailer",
+    "ThreadJournal",
+    "ThreadTailer",
     "open",
     "open_tailer",
 ]

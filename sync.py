@@ -12,6 +12,8 @@
 The engine runs on an event loop in a thread of its own, so its reaper runs and its leases are kept
 alive while the script computes. Any number of threads may use it. A service that has an event loop
 opens the store there, and gives its threads ``engine.sync``.
+
+A journal likewise: ``open_journal`` here, ``journal.threads`` beside an event loop.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
     from .repository.api.threads.sync_engine import SyncEngine
     from .segments.journal.retention import Retention
     from .segments.journal.roll import Roll
+    from .segments.journal.sync_journal import SyncJournal
 
-__all__ = ["SyncEngine", "connect", "open"]
+__all__ = ["SyncEngine", "SyncJournal", "connect", "open", "open_journal"]
 
 
 def open(
@@ -151,16 +154,77 @@ def connect(
     return SyncRemoteEngine(transport, session)
 
 
+def open_journal(
+    path: str | os.PathLike[str],
+    *,
+    flush: Literal["async", "batch", "sync"] = "async",
+    batch_bytes: int = 1 << 20,
+    batch_interval: float = 0.1,
+    roll: Roll | None = None,
+    retention: Retention | None = None,
+    compression: Literal["zlib", "zstd"] | None = None,
+    clock: Clock | None = None,
+) -> SyncJournal:
+    """Open the journal at ``path`` for any number of threads; blocks until it is open.
+
+    ::
+
+        with lodeq.sync.open_journal("var/events", flush="batch") as journal:
+            ack = journal.append(b"...", headers={"kind": "login"})
+
+    Args:
+        path: a folder of its own. One writer at a time holds it; readers are not counted.
+        flush: what an append waits for, unless it says ``until``. ``async``: nothing, it is written
+            as soon as the event loop's thread gets to run. ``batch``: the write, which threads
+            share; a sync follows after ``batch_bytes`` or ``batch_interval`` seconds. ``sync``: a
+            sync, which threads share.
+        batch_bytes: see ``flush``; at least 1.
+        batch_interval: seconds; see ``flush``.
+        roll: when a file is full; None: at 128 MiB, or at an eighth of what ``retention`` keeps.
+        retention: what is kept; None: everything. See ``lodeq.journal.open``.
+        compression: None, ``zlib``, or ``zstd`` (an extra), for payloads from 1 KiB that gain by
+            it, each by itself. Whatever it says, what is there is read.
+        clock: another clock, for tests.
+
+    Raises:
+        UsageError: of the options; nothing was opened.
+        LockedError: another writer has it.
+        StorePathError: it is no folder, or not to be written.
+        StorageError: the disk failed.
+
+    **Durability.** That of ``lodeq.journal.open``.
+    **Cancellation.** Interrupted, the journal is closed again as soon as it is open.
+    """
+    from .segments.journal.open import open_journal as opening  # noqa: PLC0415
+    from .segments.journal.sync_journal import open_in_thread  # noqa: PLC0415
+
+    return open_in_thread(
+        opening(
+            path,
+            flush=flush,
+            batch_bytes=batch_bytes,
+            batch_interval=batch_interval,
+            roll=roll,
+            retention=retention,
+            compression=compression,
+            clock=clock,
+        )
+    )
+
+
 if not TYPE_CHECKING:  # type checkers would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
-        """Import the engine when it is first used: a client loads no store."""
-        if name != "SyncEngine":
+        """Import an engine, or a journal, when it is first used: a client loads no store."""
+        if name == "SyncEngine":
+            from .repository.api.threads import sync_engine as module  # noqa: PLC0415
+        elif name == "SyncJournal":
+            from .segments.journal import sync_journal as module  # noqa: PLC0415
+        else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-        from .repository.api.threads.sync_engine import SyncEngine  # noqa: PLC0415
-
-        setattr(modules[__name__], name, SyncEngine)
-        return SyncEngine
+        found = getattr(module, name)
+        setattr(modules[__name__], name, found)
+        return found
 
     def __dir__() -> list[str]:
         """Names that are loaded already, and every public name."""

@@ -114,6 +114,7 @@ CASES: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "holes": holes.holes,
     "ingest": ingest.ingest,
     "journal-appends": journals.journal_appends,
+    "journal-threads": journals.journal_threads,
     "journal-reads": journals.journal_reads,
     "journal-seeks": journals.journal_seeks,
     "snapshot-reads": snapshots.reading,

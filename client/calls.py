@@ -166,8 +166,6 @@ class QueueTemplate:
     ) -> None:
         self.faces = faces
         self.is_all = isinstance(tenant, AllTenants)
-        if self.is_all and boost_after is not None:
-            raise UsageError("boost_after needs one tenant: ALL_TENANTS is served in turns")
         queue_name, tenant_name = names_of(name, "" if self.is_all else tenant)
         self.name, self.tenant = queue_name.decode(), tenant_name.decode()
         self.lease_s = length_s(lease)

@@ -22,6 +22,8 @@ from ..repository.model.filters import (
     FoundCount,
     FoundTasks,
     TaskFilter,
+    discard_filter,
+    discarded,
 )
 from ..repository.model.flows.workflow_handle import Workflow
 from ..repository.model.flows.workflows import (
@@ -197,6 +199,8 @@ class RemoteCalls(RemoteRequests):
         history: Duration | Unchanged | None = SETTING_UNCHANGED,
         history_rows: int | Unchanged | None = SETTING_UNCHANGED,
         history_bytes: int | Unchanged | None = SETTING_UNCHANGED,
+        dead_max: int | Unchanged | None = SETTING_UNCHANGED,
+        dead_bytes: int | Unchanged | None = SETTING_UNCHANGED,
         faces: bool | Unchanged | None = SETTING_UNCHANGED,
         rate: str | Unchanged | None = SETTING_UNCHANGED,
         concurrency: int | Unchanged | None = SETTING_UNCHANGED,
@@ -210,6 +214,8 @@ class RemoteCalls(RemoteRequests):
             history: seconds for which the history of an ended task is kept, 0 for none.
             history_rows: ended tasks in the history at most.
             history_bytes: bytes of history at most.
+            dead_max: dead letters at most; the oldest go first.
+            dead_bytes: bytes of dead letters at most, estimated.
             faces: whether function, preview and labels of its tasks are stored.
             rate: starts in any window of a period, such as ``"10/s"``.
             concurrency: leases at once, 1 to 1,000,000.
@@ -222,6 +228,8 @@ class RemoteCalls(RemoteRequests):
             history=history,
             history_rows=history_rows,
             history_bytes=history_bytes,
+            dead_max=dead_max,
+            dead_bytes=dead_bytes,
             faces=faces,
             rate=rate,
             concurrency=concurrency,
@@ -371,6 +379,10 @@ class RemoteCalls(RemoteRequests):
         """See ``Engine.cancel``, also for Durability and Cancellation."""
         cancelled: bool = (await self.send(calls.task_call(task_id, method="DELETE")))["cancelled"]
         return cancelled
+
+    async def discard(self, task_id: AnyId) -> bool:
+        """See ``Engine.discard``, also for Durability and Cancellation."""
+        return discarded(await self.act("delete", discard_filter(task_id), limit=1))
 
     # -- workflows ---------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ CASES = {
     "holes": {"passing over a hole", "removing a body file"},
     "ingest": {"a load, staged and taken in", "the loop, while a load comes in"},
     "journal-appends": {"journal appends", "a synced batch of 100 beside LedgerQ", TURNS},
+    "journal-threads": {"journal appends of threads"},
     "journal-reads": {"journal reads"},
     "journal-seeks": {"journal seeks"},
     "snapshot-reads": {"decoding a snapshot", "reading a snapshot"},

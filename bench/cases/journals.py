@@ -11,6 +11,7 @@ import asyncio
 import os
 import random
 import shutil
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -21,7 +22,9 @@ import load
 from results import Bench, Goal, Result, percentiles
 from watch import Watch, add_turns, watched
 
+import lodeq.sync
 from lodeq import journal
+from lodeq.journal import ThreadJournal
 from lodeq.segments.formats.journal import encode_frame
 
 PAYLOAD = bytes(range(64))
@@ -30,6 +33,9 @@ BATCHED = [PAYLOAD] * BATCH
 # LedgerQ with AutoSync, batches of 100: 11 us a message, measured on a machine of this kind.
 LEDGERQ_US = 11.0
 
+THREADS = 8
+
+LIKE_ONE = Goal("ratio", least=1.0)
 HALF = Goal("ratio", least=0.5)
 AHEAD = Goal("median", most=LEDGERQ_US)
 READS = Goal("median", least=500_000)
@@ -153,6 +159,77 @@ def _beside_ledgerq(bench: Bench, runs: dict[str, list[float]]) -> None:
             more={"ledgerq_us": LEDGERQ_US},
         )
     )
+
+
+# -- threads ---------------------------------------------------------------------------------
+
+
+def _threads(opened: ThreadJournal, n: int) -> float:
+    """Records per CPU second of the process, eight threads, each of which awaits each append."""
+
+    def work() -> None:
+        appender = opened.appender()
+        for _ in range(n // THREADS):
+            appender.append(PAYLOAD)
+
+    threads = [threading.Thread(target=work) for _ in range(THREADS)]
+    begun = time.process_time()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    opened.flush()
+    return n / (time.process_time() - begun)
+
+
+async def _alone(opened: journal.Journal, n: int) -> float:
+    """The same of one caller on an event loop."""
+    begun = time.process_time()
+    for _ in range(n):
+        await opened.append(PAYLOAD)
+    await opened.flush()
+    return n / (time.process_time() - begun)
+
+
+async def journal_threads(bench: Bench) -> None:
+    """Eight threads that share a journal, beside one appender on an event loop.
+
+    Per CPU second of the process: with one interpreter lock threads cannot be faster by the
+    clock, but they can cost more. *buffered* (the default) returns before the write; *flushed*
+    waits for it, so each append of the loop is a write of its own, and each of a thread two
+    switches of threads.
+    """
+    flushes: tuple[tuple[Flush, int], ...] = (("async", 100_000), ("batch", 5_000))
+    for flush, each in flushes:
+        n = max(THREADS, int(each * THREADS * bench.scale)) // THREADS * THREADS
+        shared, alone = (bench.folder / f"threads-{flush}-{name}" for name in ("8", "1"))
+        opening = partial(lodeq.sync.open_journal, shared, flush=flush)
+        async with journal.open(alone, flush=flush) as own:
+            together = await asyncio.to_thread(opening)
+            try:
+                runs = await bench.rounds(
+                    {
+                        "threads": partial(asyncio.to_thread, _threads, together, n),
+                        "loop": partial(_alone, own, n),
+                    },
+                    before=own.sync,
+                )
+                state = (await own.append(PAYLOAD)).state
+            finally:
+                await asyncio.to_thread(together.close)
+        bench.add(
+            Result(
+                "journal appends of threads",
+                {"threads": THREADS, "until": state},
+                "records/CPU s",
+                runs["threads"],
+                "one asyncio appender",
+                runs["loop"],
+                goal=LIKE_ONE if flush == "async" else None,
+            )
+        )
+        for folder in (shared, alone):
+            await asyncio.to_thread(shutil.rmtree, folder)
 
 
 # -- reading ---------------------------------------------------------------------------------

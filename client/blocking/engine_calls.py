@@ -23,6 +23,8 @@ from ...repository.model.filters import (
     FoundCount,
     FoundTasks,
     TaskFilter,
+    discard_filter,
+    discarded,
 )
 from ...repository.model.flows.sync_workflow_handle import SyncWorkflow
 from ...repository.model.flows.workflows import (
@@ -198,6 +200,8 @@ class SyncRemoteCalls(SyncRemoteRequests):
         history: Duration | Unchanged | None = SETTING_UNCHANGED,
         history_rows: int | Unchanged | None = SETTING_UNCHANGED,
         history_bytes: int | Unchanged | None = SETTING_UNCHANGED,
+        dead_max: int | Unchanged | None = SETTING_UNCHANGED,
+        dead_bytes: int | Unchanged | None = SETTING_UNCHANGED,
         faces: bool | Unchanged | None = SETTING_UNCHANGED,
         rate: str | Unchanged | None = SETTING_UNCHANGED,
         concurrency: int | Unchanged | None = SETTING_UNCHANGED,
@@ -211,6 +215,8 @@ class SyncRemoteCalls(SyncRemoteRequests):
             history: seconds for which the history of an ended task is kept, 0 for none.
             history_rows: ended tasks in the history at most.
             history_bytes: bytes of history at most.
+            dead_max: dead letters at most; the oldest go first.
+            dead_bytes: bytes of dead letters at most, estimated.
             faces: whether function, preview and labels of its tasks are stored.
             rate: starts in any window of a period, such as ``"10/s"``.
             concurrency: leases at once, 1 to 1,000,000.
@@ -223,6 +229,8 @@ class SyncRemoteCalls(SyncRemoteRequests):
             history=history,
             history_rows=history_rows,
             history_bytes=history_bytes,
+            dead_max=dead_max,
+            dead_bytes=dead_bytes,
             faces=faces,
             rate=rate,
             concurrency=concurrency,
@@ -372,6 +380,10 @@ class SyncRemoteCalls(SyncRemoteRequests):
         """See ``Engine.cancel``, also for Durability and Cancellation."""
         cancelled: bool = (self.send(calls.task_call(task_id, method="DELETE")))["cancelled"]
         return cancelled
+
+    def discard(self, task_id: AnyId) -> bool:
+        """See ``Engine.discard``, also for Durability and Cancellation."""
+        return discarded(self.act("delete", discard_filter(task_id), limit=1))
 
     # -- workflows ---------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ from ..model.filters import (
     FoundCount,
     FoundTasks,
     TaskFilter,
+    discard_filter,
+    discarded,
 )
 from ..model.flows.sync_workflow_handle import SyncWorkflow
 from ..model.flows.workflow_handle import Workflow
@@ -169,7 +171,8 @@ class Engine:
             backoff: how long a nacked task waits; ``Backoff()`` by default.
             boost_after: seconds; None for never. Of every eight tasks claimed through such a
                 handle one is the oldest that has been ready for longer than this, whatever its
-                priority, if there is one. Not with ALL_TENANTS, which serves tenants in turns.
+                priority, if there is one. With ALL_TENANTS, of every eight of a tenant: which
+                tenant is served is settled by turns.
             codec: how objects become bytes; msgpack by default.
             faces: False stores no function, preview and labels, whoever gives them.
 
@@ -177,8 +180,6 @@ class Engine:
             InvalidNameError, UsageError: an argument is wrong; nothing was changed.
         """
         is_all = isinstance(tenant, AllTenants)
-        if is_all and boost_after is not None:
-            raise UsageError("boost_after needs one tenant: ALL_TENANTS is served in turns")
         queue_name, tenant_name = names_of(name, "" if is_all else tenant)
         defaults = TaskTemplate(
             queue_name,
@@ -315,6 +316,8 @@ class Engine:
         history: Duration | Unchanged | None = SETTING_UNCHANGED,
         history_rows: int | Unchanged | None = SETTING_UNCHANGED,
         history_bytes: int | Unchanged | None = SETTING_UNCHANGED,
+        dead_max: int | Unchanged | None = SETTING_UNCHANGED,
+        dead_bytes: int | Unchanged | None = SETTING_UNCHANGED,
         faces: bool | Unchanged | None = SETTING_UNCHANGED,
         rate: str | Unchanged | None = SETTING_UNCHANGED,
         concurrency: int | Unchanged | None = SETTING_UNCHANGED,
@@ -331,6 +334,8 @@ class Engine:
             history: seconds for which the history of an ended task is kept, 0 for none.
             history_rows: ended tasks in the history at most.
             history_bytes: bytes of history at most.
+            dead_max: dead letters at most; the oldest go first.
+            dead_bytes: bytes of dead letters at most, estimated.
             faces: whether function, preview and labels of its tasks are stored.
             rate: starts in any window of a period: ``"10/s"``, ``"100/m"``, ``"3/10s"``.
             concurrency: leases at once over all shards and tenants, 1 to 1,000,000. Where several
@@ -355,6 +360,8 @@ class Engine:
             history=history,
             history_rows=history_rows,
             history_bytes=history_bytes,
+            dead_max=dead_max,
+            dead_bytes=dead_bytes,
             faces=faces,
             rate=rate,
             concurrency=concurrency,
@@ -576,6 +583,20 @@ class Engine:
         """
         self._core.check()
         return await admin.cancel(self._core, TaskId(task_id))
+
+    async def discard(self, task_id: AnyId) -> bool:
+        """Delete one dead letter, with its attempts; its dedup window stays.
+
+        Many: ``act("delete", …)``.
+
+        Returns: whether there was such a dead letter.
+
+        Raises:
+            UsageError: an unfinished workflow may still read it; nothing changed.
+
+        Durability: as ``Queue.enqueue``. Cancellation: in the last wait it happens.
+        """
+        return discarded(await self.act("delete", discard_filter(task_id), limit=1))
 
     # -- workflows ---------------------------------------------------------------------
 
@@ -1242,6 +1263,9 @@ class ThreadEngine(ThreadTwin[Engine]):
 
     cancel = blocking(Engine.cancel)
     """See ``Engine.cancel``, also for Durability and Cancellation."""
+
+    discard = blocking(Engine.discard)
+    """See ``Engine.discard``."""
 
     find = blocking(Engine.find)
     """See ``Engine.find``, also for Durability and Cancellation."""

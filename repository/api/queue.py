@@ -776,6 +776,8 @@ def _template_of(core: EngineState, task: NewTask, base: TaskTemplate | None) ->
     if tenant is None:
         tenant = base.tenant.decode() if base is not None else ""
     names = names_of(queue, tenant)
+    if base is not None and names[0] == base.queue:
+        return base if names[1] == base.tenant else base.for_tenant(names[1])
     return TaskTemplate(*names, codec=core.codecs.get(names[0]))
 
 

@@ -111,6 +111,7 @@ def stats_of(core: EngineState, recoveries: Sequence[str], sums: Sums) -> Engine
         reaped_total=totals.reaped,
         dead_total=totals.dead,
         expired_total=totals.expired,
+        dead_dropped_total=totals.dead_dropped,
         duplicates_total=totals.duplicates,
         redact_failures=0 if core.redaction is None else core.redaction.failures,
         recoveries=tuple(recoveries),

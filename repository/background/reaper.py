@@ -45,6 +45,7 @@ from ..state.engine_state import EngineState
 from ..state.lease_state import LeaseState
 from ..state.queue_state import NEVER_MS, Shard, ShardQueue
 from ..tasks.task_end import die, end_if_past_ttl, put_back
+from .dead_trim import DeadTrim
 from .expiry_sweep import SLICE_FINAL, next_expiry_ms, sweep
 from .history_trim import HistoryTrim
 
@@ -69,6 +70,7 @@ class Reaper:
     def __init__(self, core: EngineState) -> None:
         self._core = core
         self._history = HistoryTrim(core)
+        self._dead = DeadTrim(core)
         self._waker: Future | None = None
         self._is_stopping = False
         self._passes = 0
@@ -208,6 +210,8 @@ class Reaper:
             if shard.co.is_tended:
                 shard.dedup_filter.step(shard.overlay)
         yield from self._promote()
+        if self._core.rules:
+            yield from self._trim_dead()
         for shard in self._core.hosted:
             left = yield from self._trim(shard, self._results_over(shard))
             yield from self._sweep(shard, left)
@@ -348,6 +352,17 @@ class Reaper:
             return 0
         self._removed_at[shard.index] = now
         return over
+
+    def _trim_dead(self) -> Iterator[dict[Shard, Group]]:
+        """Remove dead letters that queues have too much."""
+        try:
+            for groups in self._dead.slices():
+                if self._is_stopping:
+                    return
+                self._is_fruitful |= bool(groups)
+                yield groups
+        except Exception as error:  # noqa: BLE001 - the next pass goes on
+            self._failed("dead letters beyond their bound", error)
 
     def _trim(self, shard: Shard, left: int) -> Generator[dict[Shard, Group], None, int]:
         """Remove history: ``left`` results of any queue, and what queues have too much.

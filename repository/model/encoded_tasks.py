@@ -131,6 +131,19 @@ class TaskTemplate:
         self.frame_bytes = FRAME_BYTES + len(self.middle(0))
         self.plain_heads = [self.head(kind, PRIORITY_DEFAULT, FIRST_READY) for kind in range(3)]
 
+    def for_tenant(self, tenant: bytes) -> TaskTemplate:
+        """The same options for another tenant of the queue."""
+        return TaskTemplate(
+            self.queue,
+            tenant,
+            max_attempts=self.max_attempts,
+            retention=self.retention_s,
+            dead_retention=self.dead_retention_s,
+            backoff=self.backoff,
+            codec=self.codec,
+            faces=self.faces,
+        )
+
     def policy_for(
         self,
         max_attempts: int,

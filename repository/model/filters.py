@@ -12,12 +12,12 @@ from typing import Any, Final, Literal
 import msgpack
 
 from ...engine.records.keyspace import check_name
-from ...engine.runtime.task_id import UUID
+from ...engine.runtime.task_id import TaskId
 from ...errors import UsageError
 from .arguments import duration_s, task_ids
 from .preview_arguments import arguments_fit
 from .preview_cuts import is_cut
-from .values import Duration, Task
+from .values import AnyId, Duration, Task
 
 __all__ = [
     "ACTS",
@@ -33,6 +33,8 @@ __all__ = [
     "TaskFilter",
     "check_found",
     "check_looks",
+    "discard_filter",
+    "discarded",
     "filter_doc",
     "filter_of",
     "has_text",
@@ -92,7 +94,7 @@ class TaskFilter:
     newer_than: Duration | None = None
     reason: str | None = None
     id_prefix: str | None = None
-    ids: Sequence[UUID | str] | None = None
+    ids: Sequence[AnyId] | None = None
     text: str | None = None
 
     def __post_init__(self) -> None:
@@ -140,6 +142,11 @@ class TaskFilter:
             if not 0 < len(chosen) <= FOUND_MAX:
                 raise UsageError(f"ids= takes 1 to {FOUND_MAX} task ids, not {len(chosen)}")
             object.__setattr__(self, "ids", tuple(sorted(set(chosen), reverse=True)))
+
+    @property
+    def chosen(self) -> tuple[TaskId, ...]:
+        """The ids, the newest first; none if any will do."""
+        return tuple([TaskId(one) for one in self.ids or ()])
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -283,6 +290,18 @@ class ActReport:
     skipped: int
     refused: Mapping[str, str]
     cursor: str | None
+
+
+def discard_filter(task_id: AnyId) -> TaskFilter:
+    """One dead letter."""
+    return TaskFilter(ids=[task_id], state="dead")
+
+
+def discarded(report: ActReport) -> bool:
+    """Whether the delete of one dead letter has found it; a refusal is raised."""
+    for task_id, why in report.refused.items():
+        raise UsageError(f"task {task_id}: {why}")
+    return report.done == 1
 
 
 def check_found(limit: object) -> int:

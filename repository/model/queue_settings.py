@@ -62,6 +62,8 @@ class QueueSettings:
         history: seconds for which the history of an ended task is kept; 0: none.
         history_rows: ended tasks in the history at most.
         history_bytes: bytes of history at most.
+        dead_max: dead letters at most; the oldest go first.
+        dead_bytes: bytes of dead letters at most, estimated.
         faces: whether function, preview and labels of its tasks are stored.
         rate: starts in any window of a period, such as ``10/s``.
         concurrency: leases at once.
@@ -72,6 +74,8 @@ class QueueSettings:
     history: float | None = None
     history_rows: int | None = None
     history_bytes: int | None = None
+    dead_max: int | None = None
+    dead_bytes: int | None = None
     faces: bool | None = None
     rate: str | None = None
     concurrency: int | None = None
@@ -82,6 +86,8 @@ SETTING_NAMES: Final = (
     "history",
     "history_rows",
     "history_bytes",
+    "dead_max",
+    "dead_bytes",
     "faces",
     "rate",
     "concurrency",
@@ -125,6 +131,8 @@ def check_changes(
     history: Duration | Unchanged | None = SETTING_UNCHANGED,
     history_rows: int | Unchanged | None = SETTING_UNCHANGED,
     history_bytes: int | Unchanged | None = SETTING_UNCHANGED,
+    dead_max: int | Unchanged | None = SETTING_UNCHANGED,
+    dead_bytes: int | Unchanged | None = SETTING_UNCHANGED,
     faces: bool | Unchanged | None = SETTING_UNCHANGED,
     rate: str | Unchanged | None = SETTING_UNCHANGED,
     concurrency: int | Unchanged | None = SETTING_UNCHANGED,
@@ -135,6 +143,8 @@ def check_changes(
         history: seconds, 0 for none; at most ten years.
         history_rows: 0 or more.
         history_bytes: 0 or more.
+        dead_max: 0 or more.
+        dead_bytes: 0 or more.
         faces: true or false.
         rate: text such as ``10/s``.
         concurrency: 1 to 1,000,000.
@@ -145,6 +155,8 @@ def check_changes(
     for name, count, least, most in (
         ("history_rows", history_rows, 0, _COUNT_MAX),
         ("history_bytes", history_bytes, 0, _COUNT_MAX),
+        ("dead_max", dead_max, 0, _COUNT_MAX),
+        ("dead_bytes", dead_bytes, 0, _COUNT_MAX),
         ("concurrency", concurrency, 1, CONCURRENCY_MAX),
     ):
         if not isinstance(count, Unchanged):

@@ -487,3 +487,4 @@ class EngineStats:
     shards: Sequence[ShardStats]
     waiting: int = 0  # tasks that wait for others
     redact_failures: int = 0  # texts that were not stored because the hook ``redact`` failed
+    dead_dropped_total: int = 0  # dead letters beyond ``dead_max`` or ``dead_bytes``

@@ -154,6 +154,7 @@ class Totals:
         "claimed",
         "completed",
         "dead",
+        "dead_dropped",
         "duplicates",
         "enqueued",
         "expired",
@@ -163,7 +164,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.enqueued = self.claimed = self.completed = self.nacked = 0
-        self.reaped = self.dead = self.expired = self.duplicates = 0
+        self.reaped = self.dead = self.expired = self.duplicates = self.dead_dropped = 0
 
 
 class EngineState:

@@ -309,7 +309,7 @@ def _pick_fair(
     out: list[Picked],
     bytes_left: int,
     boost_after_s: float,
-) -> None:
+) -> int:
     """``_pick_lane``, but every eighth task of the lane is the oldest overdue one."""
     while len(out) < limit and bytes_left > 0:
         until = BOOST_EVERY - 1 - lane.claims % BOOST_EVERY
@@ -330,7 +330,8 @@ def _pick_fair(
         finally:
             lane.claims += len(out) - before
         if len(out) == before:
-            return
+            break
+    return bytes_left
 
 
 def _oldest(
@@ -357,6 +358,7 @@ def _pick_turns(
     out: list[Picked],
     bytes_left: int,
     skip: frozenset[bytes],
+    boost_after_s: float | None,
 ) -> None:
     """One task a tenant a turn; none for those in ``skip``."""
     turns = topic.turns
@@ -374,7 +376,10 @@ def _pick_turns(
                 core.claim_sets.turned(lane)
             continue
         before = len(out)
-        bytes_left = _pick_lane(core, lane, before + 1, out, bytes_left)
+        if boost_after_s is None:
+            bytes_left = _pick_lane(core, lane, before + 1, out, bytes_left)
+        else:
+            bytes_left = _pick_fair(core, lane, before + 1, out, bytes_left, boost_after_s)
         if len(out) > before:
             skipped = 0
         if core.claim_sets.any_keys:
@@ -443,13 +448,13 @@ def _pick_into(core: EngineState, request: ClaimRequest, out: list[Picked]) -> N
         topic = core.topics.get(queue)
         if topic is None:
             return
+        boost_after_s = request.boosts.get((queue, tenant))
         if tenant is None:
-            _pick_turns(core, topic, limit, out, bytes_left, request.skipped)
+            _pick_turns(core, topic, limit, out, bytes_left, request.skipped, boost_after_s)
             return
         lane = topic.lanes.get(tenant)
         if lane is None:
             return
-        boost_after_s = request.boosts.get((queue, tenant))
         if boost_after_s is not None:
             _pick_fair(core, lane, limit, out, bytes_left, boost_after_s)
         else:
@@ -464,7 +469,12 @@ def _pick_overdue(core: EngineState, request: ClaimRequest, *, may_rescan: bool)
         return None
     lanes: list[tuple[TenantQueue, float]] = []
     for (queue, tenant), boost_after_s in request.boosts.items():
-        lane = core.find_lane(queue, tenant) if tenant is not None else None
+        topic = core.topics.get(queue)
+        if topic is None:
+            continue
+        if tenant is None:  # of all tenants: that whose turn it is
+            tenant = next(iter(topic.turns), b"")
+        lane = topic.lanes.get(tenant)
         if lane is not None:
             lanes.append((lane, boost_after_s))
     old = _oldest(core, lanes, may_rescan=may_rescan)

@@ -14,7 +14,7 @@ a queue (nobody is leased anything); that is the engine. ``docs/journal.md`` is 
 
 from ..formats.journal import LogRecord
 from .cursor import Gap
-from .journal import Journal
+from .journal import Appender, Journal, ThreadJournal
 from .layout import LogFile
 from .open import JournalOpening, open_tailer
 from .open import open_journal as open
@@ -22,10 +22,12 @@ from .recovery import LogFinding
 from .retention import Retention
 from .roll import Roll
 from .tailer import Tailer
+from .threads.tailer import ThreadTailer
 from .waits import Ack
 
 __all__ = [
     "Ack",
+    "Appender",
     "Gap",
     "Journal",
     "JournalOpening",
@@ -35,6 +37,8 @@ __all__ = [
     "Retention",
     "Roll",
     "Tailer",
+    "ThreadJournal",
+    "ThreadTailer",
     "open",
     "open_tailer",
 ]

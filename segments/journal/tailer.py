@@ -21,6 +21,7 @@ from ..formats.journal_small import TailerPosition
 from .cursor import Gap, LogCursor
 from .positions import read_place, store_place
 from .view import View
+from .waits import check_loop
 
 __all__ = ["Tailer", "Wakes"]
 
@@ -120,7 +121,7 @@ class Tailer:
 
     def seek(self, to: Literal["start", "end"] | int) -> None:
         """Go on at an end, or with that record (or the first one behind it that is there)."""
-        self._put_back()
+        self.put_back()
         if to == "start":
             self._cursor.seek_start()
         elif to == "end":
@@ -132,7 +133,7 @@ class Tailer:
 
     def seek_time(self, time_us: int) -> None:
         """Go on with the first record appended at that time (Unix microseconds) or later."""
-        self._put_back()
+        self.put_back()
         self._cursor.seek_time(time_us)
 
     # -- reading ---------------------------------------------------------------------------
@@ -148,11 +149,11 @@ class Tailer:
         **Cancellation.** The tailer is where it was.
         """
         self._check()
-        self._put_back()
+        self.put_back()
         return await self._wait(most, wait)
 
     async def _wait(self, most: int, wait: float | None) -> list[LogRecord]:
-        self._spawner.check()
+        check_loop(self._spawner)
         until = None if wait is None else self._clock.mono() + wait
         while True:
             wake = self._wakes.wait() if self._wakes is not None and wait != 0.0 else None
@@ -166,7 +167,7 @@ class Tailer:
     def read_now(self, most: int = 1024) -> list[LogRecord]:
         """As ``read``, without waiting and without an event loop: for a thread."""
         self._check()
-        self._put_back()
+        self.put_back()
         return self._read(most)
 
     def _read(self, most: int) -> list[LogRecord]:
@@ -203,31 +204,54 @@ class Tailer:
         Records past their TTL are left out. Raises as ``read`` does.
         """
         self._check()
-        self._put_back()
+        self.put_back()
         while found := self._cursor.read_back(most):
             if found := self._alive(found):
                 break
         return found
 
     def __aiter__(self) -> AsyncIterator[LogRecord]:
-        self._put_back()
+        self.put_back()
         return _Loop(self)
 
     async def _turn(self) -> LogRecord:
         """The next record for ``async for``: whoever asks for it has finished the one before."""
         self._check()
-        self._at += 1
-        if self._at >= len(self._batch):
-            if self._batch:
-                self._batch = []
-                self.store()
-            batch = await self._wait(BATCH, None)
-            if not batch:
-                raise StopAsyncIteration
-            self._batch, self._at = batch, 0
-        return self._batch[self._at]
+        record = self.next_held()
+        if record is None:
+            record = await self.next_read(None)
+        if record is None:
+            raise StopAsyncIteration
+        return record
 
-    def _put_back(self) -> None:
+    def next_held(self) -> LogRecord | None:
+        """The next record of a loop, of those that are read. None: ``next_read`` reads more.
+
+        Whoever asks has finished the one before.
+        """
+        at = self._at + 1
+        if at >= len(self._batch):
+            return None
+        self._at = at
+        return self._batch[at]
+
+    async def next_read(self, wait: float | None) -> LogRecord | None:
+        """The next record of a loop that has finished all that were read: its place is stored.
+
+        Args:
+            wait: See ``read``. None is returned for nothing.
+        """
+        self._check()
+        if self._batch:
+            self._batch = []
+            self.store()
+        batch = await self._wait(BATCH, wait)
+        if not batch:
+            return None
+        self._batch, self._at = batch, 0
+        return batch[0]
+
+    def put_back(self) -> None:
         """Go back to the record that ``async for`` has read and not finished."""
         if self._batch:
             batch, self._batch = self._batch, []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ...engine.runtime.event_loop import Future, Spawner
-from ...errors import LodeqError, StorageFullError
+from ...errors import LodeqError, StorageFullError, UsageError
 
-__all__ = ["Ack", "State", "Waiters"]
+__all__ = ["Ack", "State", "Waiter", "Waiters", "check_loop"]
 
 State = Literal["buffered", "flushed", "fsynced"]
 
@@ -25,13 +25,37 @@ class Ack(NamedTuple):
     state: State
 
 
+class Waiter(Protocol):
+    """What is told: a future of the loop, or one that a thread waits for."""
+
+    def done(self) -> bool:
+        """Whether it has a result, an exception, or was cancelled by its waiter."""
+
+    def set_result(self, value: Any, /) -> None:
+        """Wake the waiter with a value."""
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """Wake the waiter with an error."""
+
+
+def check_loop(spawner: Spawner) -> None:
+    """Raise ``UsageError`` unless called from the loop (and thread) that the journal belongs to."""
+    try:
+        spawner.check()
+    except UsageError as exc:
+        raise UsageError(
+            "this journal belongs to another event loop or thread: use journal.threads from "
+            "threads, or lodeq.sync.open_journal where no event loop runs"
+        ) from exc
+
+
 class Waiters:
     """In the order of their records."""
 
     def __init__(self, spawner: Spawner) -> None:
         self._spawner = spawner
-        self._flush: list[tuple[Ack, Future]] = []
-        self._sync: deque[tuple[Ack, Future]] = deque()
+        self._flush: list[tuple[Ack, Waiter]] = []
+        self._sync: deque[tuple[Ack, Waiter]] = deque()
 
     @property
     def has_sync(self) -> bool:
@@ -41,8 +65,12 @@ class Waiters:
     def add(self, taken: Ack, state: Literal["flushed", "fsynced"]) -> Future:
         """Done when those records are in that state."""
         future = self._spawner.future()
-        (self._flush if state == "flushed" else self._sync).append((taken, future))
+        self.wait_with(future, taken, state)
         return future
+
+    def wait_with(self, waiter: Waiter, taken: Ack, state: Literal["flushed", "fsynced"]) -> None:
+        """The same for one that is there already. Called in the order of their records."""
+        (self._flush if state == "flushed" else self._sync).append((taken, waiter))
 
     def flushed(self, last: int) -> None:
         """The kernel has records up to that one."""

@@ -94,7 +94,7 @@ class LogWriter:
         self._sealed: list[int] = []
         self._folders: set[str] = set()
         self._note: PositionFile | None = None
-        self._failure: str | None = None
+        self.failure: str | None = None  # why nothing more is taken
         self._is_closed = False
 
     # -- opening ---------------------------------------------------------------------------
@@ -196,8 +196,8 @@ class LogWriter:
                 used.
             StorageError, ClosedError: nothing is taken any more.
         """
-        if self._is_closed or self._failure is not None or not self._lock.is_held:
-            self._check()
+        if self._is_closed or self.failure is not None or not self._lock.is_held:
+            self.check()
         time_us = self.clock.wall_us()
         if time_us < self._time_us:
             time_us = self._time_us
@@ -229,7 +229,7 @@ class LogWriter:
             StorageFullError: nothing was written; it is still buffered, try again.
             StorageError: the disk failed; the journal takes nothing more.
         """
-        self._check()
+        self.check()
         current = self._current
         if not self._buffer or current is None:
             return
@@ -346,7 +346,7 @@ class LogWriter:
 
         ``is_flushed``: do not flush; what is buffered has found the disk full.
         """
-        self._check() if is_flushed else self.flush()
+        self.check() if is_flushed else self.flush()
         if self._note is None:
             raise ClosedError("the journal is closed")
         current = self._current
@@ -371,8 +371,8 @@ class LogWriter:
             StorageError: it failed. What is not durable yet may never be; nothing more is taken.
         """
         if error is not None:
-            self._failure = f"a sync failed: {error}"
-            raise StorageError(f"{self.root}: {self._failure}") from error
+            self.failure = f"a sync failed: {error}"
+            raise StorageError(f"{self.root}: {self.failure}") from error
         for fd in job.sealed:
             os.close(fd)
         del self._sealed[: len(job.sealed)]
@@ -396,7 +396,7 @@ class LogWriter:
         if self._is_closed:
             return
         try:
-            if self._failure is None:
+            if self.failure is None:
                 job = self.begin_sync(is_last=True)
                 job.run()
                 self.end_sync(job, None)
@@ -416,15 +416,26 @@ class LogWriter:
             self._note = None
         self._lock.release()
 
-    def _check(self) -> None:
+    @property
+    def is_held(self) -> bool:
+        """Whether this process has the journal: not once it is closed, nor in a forked child."""
+        return not self._is_closed and self._lock.is_held
+
+    def check(self) -> None:
+        """Raise unless it takes records.
+
+        Raises:
+            ClosedError: it is closed, or belongs to the process this one was forked from.
+            StoragePoisonedError: the disk failed.
+        """
         if self._is_closed or not self._lock.is_held:
             raise ClosedError("the journal is closed")
-        if self._failure is not None:
-            raise StoragePoisonedError(f"{self.root}: {self._failure}: close it and open it again")
+        if self.failure is not None:
+            raise StoragePoisonedError(f"{self.root}: {self.failure}: close it and open it again")
 
     def _error(self, exc: OSError) -> StorageError:
         text = f"{self.root}: {exc.strerror or exc}"
         if is_full(exc):
             return StorageFullError(text)
-        self._failure = text
+        self.failure = text
         return StorageError(text)

@@ -47,6 +47,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "commands.queues",
             "Return dead letters to their queues, with a fresh set of attempts.",
         ),
+        "discard": ("commands.queues", "Delete dead letters, one by one."),
         "workflow": ("commands.workflows", "List, show, cancel and redrive workflows."),
     },
     "Functions": {

@@ -36,6 +36,7 @@ __all__ = [
     "asked",
     "check_folder",
     "check_store",
+    "checked_store",
     "confirm",
     "folder_argument",
     "is_url",
@@ -56,13 +57,14 @@ _SCHEMES: Final = ("unix://", "tcp://", "http://", "https://", "lodeq://")
 _HOST_PORT: Final = re.compile(r"[A-Za-z0-9.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
 
 
-def _store_of(context: click.Context, param: click.Parameter, store: str) -> str:
+def checked_store(store: str) -> str:
+    """What was given as a store, unless it is where a server listens, without its scheme."""
     if _HOST_PORT.fullmatch(store) and not os.path.lexists(store):
         raise UsageError(f"there is no folder {store!r}; the server there is tcp://{store}")
     return store
 
 
-store_argument: Final = click.argument("store", callback=_store_of)
+store_argument: Final = click.argument("store", callback=lambda *given: checked_store(given[2]))
 
 
 def check_folder(path: str) -> str:

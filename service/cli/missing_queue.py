@@ -116,10 +116,15 @@ def note_cut_previews(has_cut_previews: bool) -> None:
         )
 
 
-def note_stars(*texts: str | None) -> None:
-    """Note on stderr that a ``*`` was taken as it stands, where nothing was found."""
+def note_stars(*texts: str | None, instead: str = "--arg NAME=PATTERN") -> None:
+    """Note on stderr that a ``*`` was taken as it stands, where nothing was found.
+
+    Args:
+        texts: that were looked for.
+        instead: where it stands for any characters.
+    """
     if any("*" in text for text in texts if text):
-        _say("* is a character of its own here; it stands for any in --arg NAME=PATTERN")
+        _say(f"* is a character of its own here; it stands for any in {instead}")
 
 
 def _say(note: str) -> None:

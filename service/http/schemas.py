@@ -400,7 +400,7 @@ class QueueReference(_QueueOptions, kw_only=True):
     rules: ClassVar[Schema] = {
         "anyOf": [
             {"properties": {"all_tenants": {"const": False}}},
-            {"properties": {"tenant": {"const": ""}, "boost_after": {"type": "null"}}},
+            {"properties": {"tenant": {"const": ""}}},
         ]
     }
     queue: Name
@@ -634,6 +634,8 @@ class Configure(Request):
     )
     history_rows: Annotated[int | None, _described(minimum=0)] | UnsetType = UNSET
     history_bytes: Annotated[int | None, _described(minimum=0)] | UnsetType = UNSET
+    dead_max: Annotated[int | None, _described(minimum=0)] | UnsetType = UNSET
+    dead_bytes: Annotated[int | None, _described(minimum=0)] | UnsetType = UNSET
     faces: bool | UnsetType | None = UNSET
     rate: str | UnsetType | None = UNSET
     concurrency: (

@@ -121,6 +121,7 @@ def _totals(stats: EngineStats) -> list[Sample]:
         Sample("lodeq_tasks_nacked_total", (), stats.nacked_total),
         Sample("lodeq_tasks_buried_total", (), stats.dead_total),
         Sample("lodeq_tasks_expired_total", (), stats.expired_total),
+        Sample("lodeq_dead_letters_dropped_total", (), stats.dead_dropped_total),
         Sample("lodeq_duplicates_total", (), stats.duplicates_total),
         Sample("lodeq_redact_failures_total", (), stats.redact_failures),
         Sample("lodeq_leases_expired_total", (), stats.reaped_total),

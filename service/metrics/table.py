@@ -50,6 +50,12 @@ _TABLE: Final = (
     Metric("lodeq_tasks_nacked_total", "counter", (), "Nacks"),
     Metric("lodeq_tasks_buried_total", "counter", (), "Tasks that became dead letters"),
     Metric("lodeq_tasks_expired_total", "counter", (), "Tasks that ended by their TTL"),
+    Metric(
+        "lodeq_dead_letters_dropped_total",
+        "counter",
+        (),
+        "Dead letters deleted because their queue had more than its bound",
+    ),
     Metric("lodeq_duplicates_total", "counter", (), "Enqueues whose dedup key another task held"),
     Metric(
         "lodeq_redact_failures_total", "counter", (), "Texts not stored because redact failed"

@@ -64,6 +64,11 @@ class StoreBinding:
         self._blocking_pid = 0
         self._opening = Lock()
 
+    def use_token(self, token: str | None) -> None:
+        """Connect to a service with this token, unless the app names one itself."""
+        if token and isinstance(self.store, str) and "://" in self.store:
+            self._open_options.setdefault("token", token)
+
     def adopt(self) -> None:
         """Say to the store that was opened what belongs to the app."""
 

@@ -6,7 +6,7 @@ import pytest
 from support_behaviour import in_memory, settle, sound
 
 import lodeq
-from lodeq import ALL_TENANTS, ClosedError, Limits, NewTask, QueueFullError, UsageError
+from lodeq import ClosedError, Limits, NewTask, QueueFullError
 
 pytestmark = pytest.mark.anyio
 
@@ -61,13 +61,6 @@ async def test_a_dead_holder_that_is_replaced_makes_no_room(clock):
         assert (stats.ready, stats.dead) == (1, 1)
         assert (await engine.get(held)).state == "dead"
         await sound(engine)
-
-
-async def test_starvation_with_all_tenants_is_refused(clock):
-    async with in_memory(clock) as engine:
-        with pytest.raises(UsageError, match="boost_after needs one tenant"):
-            engine.queue("mail", tenant=ALL_TENANTS, boost_after=10)
-        engine.queue("mail", tenant="t", boost_after=10)
 
 
 async def test_a_claim_over_queues_uses_the_least_of_their_leases(clock):

@@ -243,6 +243,47 @@ async def test_one_of_every_eight_tasks_granted_is_the_oldest_overdue(clock, lim
         await sound(engine)
 
 
+@pytest.mark.parametrize("limit", [1, 7, 64])
+async def test_over_all_tenants_one_of_every_eight_of_a_tenant_is_overdue(clock, limit):
+    async with in_memory(clock) as engine:
+        tenants = [engine.queue("mail", tenant=name) for name in "abc"]
+        for i in range(4):
+            for one in tenants[:2]:
+                await one.enqueue([one.tenant, "low", i], priority=0)
+        await clock.advance(61)
+        for one in tenants:
+            await one.enqueue_many(
+                [NewTask([one.tenant, "high", i], priority=9) for i in range(40)]
+            )
+        every = engine.queue("mail", tenant=ALL_TENANTS, boost_after=60)
+        got = []
+        while len(got) < 3 * 32:
+            leases = await every.claim(limit=min(limit, 3 * 32 - len(got)))
+            got += payloads(leases)
+            await engine.complete_many([(lease, None) for lease in leases])
+        for at, one in enumerate(tenants):
+            own = got[at::3]  # they are served in turns all the same
+            assert {x[0] for x in own} == {one.tenant}
+            low = [n for n, x in enumerate(own) if x[1] == "low"]
+            assert low == (list(range(7, 32, 8)) if at < 2 else [])
+        await sound(engine)
+
+
+async def test_several_queues_of_all_tenants_serve_what_is_overdue(clock):
+    async with in_memory(clock) as engine:
+        one = engine.queue("mail", tenant="a")
+        for i in range(4):
+            await one.enqueue(["low", i], priority=0)
+        await clock.advance(61)
+        await one.enqueue_many([NewTask(["high", i], priority=9) for i in range(60)])
+        every = engine.queue("mail", tenant=ALL_TENANTS, boost_after=60)
+        got = []
+        for limit in (1, 20, 30):
+            got += payloads(await engine.claim([every, "other"], limit=limit))
+        assert [n for n, x in enumerate(got) if x[0] == "low"] == [7, 15, 23, 31]
+        await sound(engine)
+
+
 async def test_a_claim_over_several_queues_serves_their_oldest_overdue_in_turn(clock):
     async with in_memory(clock) as engine:
         slow = engine.queue("slow", boost_after=60)

@@ -164,6 +164,21 @@ async def test_tasks_are_chosen_one_by_one_in_any_state(engine):
     assert await engine.count(TaskFilter()) == lodeq.FoundCount(5, True)
 
 
+async def test_one_dead_letter_is_discarded(engine):
+    ids = await fill(engine)
+    await kill_all(engine, "mail")
+    dead = [task.id for task in await engine.find(TaskFilter(state="dead"))]
+    ready = next(one for one in ids if one not in dead)
+    assert await engine.discard(str(dead[0])) is True
+    assert await engine.discard(dead[0]) is False
+    assert await engine.discard(ready) is False
+    with pytest.raises(lodeq.UsageError, match="not a task id"):
+        await engine.discard("x")
+    assert await engine.get(dead[0]) is None
+    left = await everything(engine, TaskFilter())
+    assert {task.id for task in left} == set(ids) - {dead[0]}
+
+
 async def test_dead_letters_are_found_by_reason_and_put_back(engine):
     await fill(engine)
     await kill_all(engine, "mail")

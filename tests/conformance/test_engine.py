@@ -123,6 +123,22 @@ async def test_a_task_is_claimed_and_completed(engine, queue):
     assert (await engine.get(receipt.id)).state == "completed"
 
 
+async def test_options_of_a_queue_hold_for_tasks_of_its_other_tenants(engine):
+    retry = lodeq.Backoff("fixed", base=7.0)
+    mail = engine.queue("mail", max_attempts=2, retention=9, dead_retention=8, backoff=retry)
+    tasks = [lodeq.NewTask(b"x", tenant=tenant) for tenant in ("a", "b", "a", None)]
+    await mail.enqueue_many([*tasks, lodeq.NewTask(b"x", tenant="c", queue="mail")])
+    await mail.enqueue_many([lodeq.NewTask(b"x", queue="other"), lodeq.NewTask(b"x", tenant="d")])
+    found = await engine.queue("mail", tenant=lodeq.ALL_TENANTS).claim(limit=10)
+    assert sorted(lease.tenant for lease in found) == ["", "a", "a", "b", "c", "d"]
+    for lease in found:
+        policy = lease.policy
+        assert (policy.max_attempts, policy.backoff_base_ms) == (2, 7_000)
+        assert policy[5:] == (9_000, 8_000)
+    (other,) = await engine.queue("other").claim()
+    assert other.policy.max_attempts == 5
+
+
 async def test_completing_again_succeeds_again(queue):
     await queue.enqueue(b"x")
     lease = await queue.claim_one()

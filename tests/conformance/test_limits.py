@@ -25,7 +25,10 @@ async def test_settings_are_there_until_they_are_taken_back(engine):
     assert (found.history, found.history_rows, found.history_bytes) == (3600.0, 5, 1 << 40)
     assert (found.by["history"], found.by["rate"]) == ("ann", "operator")
     await engine.configure("mail", rate=None, concurrency=None, faces=None, history=None)
+    found = await engine.configure("mail", dead_max=0, dead_bytes=1 << 40)
+    assert (found.dead_max, found.dead_bytes) == (0, 1 << 40)
     await engine.configure("mail", history_rows=None, history_bytes=None)
+    await engine.configure("mail", dead_max=None, dead_bytes=None)
     assert await engine.settings("mail") == lodeq.QueueSettings("mail")
     assert ("mail", "") not in await engine.queues()  # a setting makes no queue
 
@@ -58,6 +61,8 @@ WRONG = [
     {},
     {"rate": "fast"},
     {"rate": "0/s"},
+    {"dead_max": -1},
+    {"dead_bytes": True},
     {"rate": 10},
     {"concurrency": 0},
     {"concurrency": True},

@@ -10,7 +10,13 @@ from lodeq.repository.model.flows.workflow_handle import Workflow
 
 HERE = Path(__file__).parent
 SERVED = HERE.parent / "service" / "http"
-OF_PORTS = {"test_shared_log.py", "test_spawner.py", "test_store.py", "test_surface.py"}
+OF_PORTS = {
+    "test_journal.py",
+    "test_shared_log.py",
+    "test_spawner.py",
+    "test_store.py",
+    "test_surface.py",
+}
 # What a lease keeps for the engine, not for its holder.
 KEPT = {
     *("bucket", "codec", "core", "deadline_mono", "expires_ms", "face", "flags", "ghost"),

@@ -69,7 +69,8 @@ class Model(World):
         for at, o in given:
             if lane is None and at is None:
                 at = LANES[0]
-            policy = POLICIES[lane[0]] if at is None else Policy()
+            is_of_queue = at is None or (lane is not None and at[0] == lane[0])
+            policy = POLICIES[lane[0]] if is_of_queue else Policy()
             specs.append(self.spec(lane if at is None else at, policy, o))
             new.append(self.new_task(specs[-1], o, at))
         to = self.engine if lane is None else self.queues[lane]

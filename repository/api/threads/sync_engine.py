@@ -2,62 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import os
 from collections.abc import Callable
-from concurrent.futures import Future
-from threading import Thread
 
+from ....engine.runtime.loop_thread import LoopThread
 from ..engine import Engine, ThreadEngine
 from ..open import OpenHandle
 
-__all__ = ["LoopThread", "SyncEngine", "open_in_thread"]
-
-
-class LoopThread:
-    """A daemon thread and the event loop in it: it does not hold up a script that dies."""
-
-    def __init__(self, opening: OpenHandle) -> None:
-        self._opening = opening
-        self.opened: Future[tuple[Engine, Callable[[], object]]] = Future()
-        self._thread = Thread(target=self._run, name="lodeq-loop", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._main())
-        except BaseException as error:
-            if self.opened.done():
-                raise
-            self.opened.set_exception(error)
-
-    async def _main(self) -> None:
-        loop = asyncio.get_running_loop()
-        over = asyncio.Event()
-
-        def stop() -> None:
-            try:
-                loop.call_soon_threadsafe(over.set)
-            except RuntimeError:
-                pass  # it has stopped
-
-        async with self._opening as engine:
-            self.opened.set_result((engine, stop))
-            await over.wait()
-
-    def give_up(self) -> None:
-        """Nobody waits for the engine any more: close it as soon as it is open."""
-
-        def stop(opened: Future[tuple[Engine, Callable[[], object]]]) -> None:
-            if opened.exception() is None:
-                opened.result()[1]()
-
-        self.opened.add_done_callback(stop)
-
-    def join(self) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join()
+__all__ = ["SyncEngine", "open_in_thread"]
 
 
 class SyncEngine(ThreadEngine):
@@ -67,7 +20,9 @@ class SyncEngine(ThreadEngine):
     ``lodeq.repository.api.threads.thread_leases.ThreadLease``.
     """
 
-    def __init__(self, engine: Engine, thread: LoopThread, stop: Callable[[], object]) -> None:
+    def __init__(
+        self, engine: Engine, thread: LoopThread[Engine], stop: Callable[[], object]
+    ) -> None:
         super().__init__(engine)
         self._thread = thread
         self._stop = stop
@@ -96,9 +51,5 @@ def open_in_thread(opening: OpenHandle) -> SyncEngine:
     Interrupted, the store is closed again as soon as it is open.
     """
     thread = LoopThread(opening)
-    try:
-        engine, stop = thread.opened.result()
-    except BaseException:
-        thread.give_up()
-        raise
+    engine, stop = thread.wait()
     return SyncEngine(engine, thread, stop)

@@ -21,6 +21,8 @@ class QueueRules:
 
     __slots__ = (
         "concurrency",
+        "dead_bytes",
+        "dead_max",
         "has_faces",
         "history_bytes",
         "history_ms",
@@ -35,6 +37,8 @@ class QueueRules:
         self.history_ms = _number(stored, "history")  # 0: no history
         self.history_rows = _number(stored, "history_rows")
         self.history_bytes = _number(stored, "history_bytes")
+        self.dead_max = _number(stored, "dead_max")
+        self.dead_bytes = _number(stored, "dead_bytes")
         faces = stored.get("faces")
         self.has_faces = faces is None or faces.value is not False
         self.concurrency = _number(stored, "concurrency")

@@ -144,8 +144,9 @@ class TaskSearch:
     async def _found(self) -> AsyncGenerator[tuple[list[Task], Place], None]:
         """Pages, each with the place up to which all was looked at."""
         if self._meant.ids is not None:
-            async for page in self._named(self._meant.ids):
-                yield page
+            async with aclosing(self._named(self._meant.chosen)) as named:
+                async for page in named:
+                    yield page
             return
         async with aclosing(self._parts()) as parts:
             async for part in parts:

@@ -316,10 +316,12 @@ def act(
             number = await engine.count(meant)
             note_cut_previews(number.has_cut_previews)
             if not number.count:
-                if yes and meant.queue is not None:
+                named = meant.queue
+                if yes and named is not None:
                     is_all, whose = meant.tenant is None, meant.tenant or ""
-                    await refuse_misspelt_queue(engine, meant.queue, whose, is_all=is_all)
-                await note_misspelt_filter(engine, meant.queue, meant.tenant, meant.function)
+                    if await refuse_misspelt_queue(engine, named, whose, is_all=is_all):
+                        named = None  # it is said
+                await note_misspelt_filter(engine, named, meant.tenant, meant.function)
                 note_stars(meant.text, meant.reason)
             if not yes:
                 return {"count": number.count, "is_exact": number.is_exact}

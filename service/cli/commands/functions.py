@@ -262,3 +262,6 @@ def _run_now(store: str, name: str, queue: str | None) -> None:
             return str(receipt.id)
 
     print_line(run(act))
+    live = _workers(store)
+    if not isinstance(live, Silent) and not live:
+        click.echo("note: no worker is live: it runs once one is started", err=True)

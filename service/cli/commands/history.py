@@ -23,7 +23,7 @@ from ..display import (
     result_json,
     seconds_text,
 )
-from ..missing_queue import note_cut_previews, note_nothing_found
+from ..missing_queue import note_cut_previews, note_nothing_found, note_stars
 from ..output import Column, shown
 from ..values import StateChoice, duration
 
@@ -126,6 +126,7 @@ def history(
                 at = None if not more.results and more.cursor is None else at
             if not found:
                 await note_nothing_found(engine, queue, options["tenant"], options["function"])
+                note_stars(options["text"], instead="find STORE --arg NAME=PATTERN")
         note_cut_previews(has_cut_previews)
         return found, at
 

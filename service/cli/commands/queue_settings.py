@@ -42,7 +42,7 @@ def _set(store: str, name: str, settings: Sequence[str], by: str, as_json: bool)
     """Set what is durable of a queue, for all its tenants: it holds at once.
 
     rate=10/s (or 100/m, 3/10s), concurrency=8, history=7d, history_rows=N, history_bytes=N,
-    faces=off. VALUE 'none' takes a setting back.
+    dead_max=N, dead_bytes=N, faces=off. VALUE 'none' takes a setting back.
     """
     changes = dict(map(_change, settings))
     if len(changes) < len(settings):

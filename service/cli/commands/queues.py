@@ -37,6 +37,7 @@ __all__ = [
     "cancel",
     "cancel_all",
     "dead",
+    "discard",
     "ls",
     "peek",
     "purge",
@@ -269,6 +270,32 @@ def retry(store: str, ids: tuple[str, ...], as_json: bool) -> None:
         return f"{task.id}: ready again in {task.queue}"
 
     _each(store, ids, one, "retried" if as_json else None)
+
+
+@click.command()
+@store_argument
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@yes_option
+@as_json_option
+def discard(store: str, ids: tuple[str, ...], is_sure: bool, as_json: bool) -> None:
+    """Delete dead letters, one by one.
+
+    Exit code 1: some could not be deleted.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        ids: of the dead letters, of any queues.
+        is_sure: do not ask first.
+        as_json: print JSON lines instead of a table.
+    """
+    confirm(f"Delete {len(ids)} dead letters?", is_sure=is_sure)
+
+    async def one(engine: Engine, task_id: str) -> str:
+        if not await engine.discard(task_id):
+            raise TaskNotFoundError(f"{task_id}: no such task, or it is not dead")
+        return f"{task_id}: deleted"
+
+    _each(store, ids, one, "deleted" if as_json else None)
 
 
 @click.command()

@@ -117,9 +117,10 @@ class _Enqueue(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as exc:
-            if "unexpected extra argument" in exc.message:
-                exc.message += "; arguments of a function are given by name: --arg NAME=VALUE"
-            raise
+            if "unexpected extra argument" not in exc.message:
+                raise
+            advice = "arguments of a function are given by name: --arg NAME=VALUE"
+            raise click.UsageError(f"{exc.message}; {advice}", ctx) from exc
 
 
 @click.command(cls=_Enqueue)
@@ -405,7 +406,7 @@ def _whole_id(store: str, id: str) -> TaskId:
         if not _PART_OF_ID.fullmatch(id):
             raise
         raise UsageError(
-            f"{exc}; of an id that you know in part: lodeq find {store} --id-prefix {id}"
+            f"{exc}; of an id whose first digits you know: lodeq find {store} --id-prefix {id}"
         ) from exc
 
 

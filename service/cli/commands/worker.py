@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
-from ....errors import UsageError
+from ....errors import AccessDeniedError, UsageError
 from ...shared.garbage_collector import settle_collector
-from ..connection import told_what_to_do
+from ..connection import checked_store, told_what_to_do
 from ..reload import supervise
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def worker(
         logging.getLogger("lodeq.worker").setLevel(logging.DEBUG)
     app = load_app(target)
     if store is not None:
-        app.store = store
+        app.store = checked_store(store)
+    app.use_token(os.environ.get("LODEQ_TOKEN"))
     options: dict[str, Any] = {
         "queues": list(queues) or None,
         "concurrency": concurrency,
@@ -105,8 +106,13 @@ def worker(
     from ...worker.run.loop_guard import lasting_loop  # noqa: PLC0415 - only this command needs it
 
     own = {"loop_factory": lasting_loop} if loop == "asyncio" else None
-    with told_what_to_do("work for it there: --store {url}"):
-        anyio.run(main, backend=loop, backend_options=own)
+    try:
+        with told_what_to_do("work for it there: --store {url}"):
+            anyio.run(main, backend=loop, backend_options=own)
+    except AccessDeniedError as exc:
+        raise AccessDeniedError(
+            f"{exc}; a worker takes it from LODEQ_TOKEN, or App(token=…)"
+        ) from exc
 
 
 def load_app(target: str) -> App:

@@ -34,19 +34,19 @@ _QUESTIONS: Final[Mapping[str, Question]] = {
         "Redrive",
         "They go back to the tail of their queues with all their attempts. A dead letter stays "
         "dead if a newer task holds its dedup key.",
-        "Redrive all",
+        "Redrive them",
     ),
     "cancel": Question(
         "Cancel",
         "They end as cancelled. Whoever works on one loses its lease and goes on working until it "
         "notices. This cannot be undone.",
-        "Cancel all",
+        "Cancel them",
         is_final=True,
     ),
     "delete": Question(
         "Delete",
         "They are forgotten with their history; a dedup window stays. This cannot be undone.",
-        "Delete all",
+        "Delete them",
         is_final=True,
     ),
     "reprioritise": Question(

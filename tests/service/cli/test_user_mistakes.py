@@ -82,7 +82,7 @@ def test_a_mistake_is_answered_as_the_page_says(folder: Path, row: Row) -> None:
     assert "Traceback" not in run.stderr or not row.typed.startswith("lodeq ")
 
 
-def test_there_are_43_of_them_and_none_is_overlooked() -> None:
-    assert len(ROWS) == 43
+def test_there_are_over_forty_and_none_is_overlooked() -> None:
+    assert len(ROWS) > 40
     assert len(ROWS) == sum(line.startswith("| `") for line in PAGE.splitlines())
-    assert len({row.typed for row in ROWS}) == 43
+    assert len({row.typed for row in ROWS}) == len(ROWS)

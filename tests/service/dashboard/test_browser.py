@@ -343,7 +343,7 @@ async def test_dead_letters_like_one_are_found_and_sent_back(engine, opened, mon
     await page.click("text=Redrive all…")
     assert await page.inner_text("h1") == "Redrive 5 tasks?"
     await page.select_option("#policy", "current")
-    await page.click("text=Redrive all")
+    await page.click("text=Redrive them")
     await begun.wait()
     await is_live(page)
     await page.evaluate("window.stayed = true")

@@ -169,7 +169,6 @@ def test_wrong_calls(engine, queue):
         lambda: queue.enqueue_many([5]),
         lambda: engine.enqueue_many([lodeq.NewTask(1)]),
         lambda: engine.queue("q", tenant=lodeq.ALL_TENANTS).enqueue(1),
-        lambda: engine.queue("q", tenant=lodeq.ALL_TENANTS, boost_after=5),
         lambda: engine.queue("q", max_attempts=0),
         lambda: engine.queue("q", backoff=5),
     ):

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from support_behaviour import StillClock, in_memory, until
 
+import lodeq as lodeq_api
 from lodeq import UsageError
 from lodeq.service.cli.app import lodeq
 from lodeq.service.cli.commands.worker import load_app
@@ -49,6 +50,25 @@ def test_it_says_what_is_wrong(here, target, told):
     assert result.exit_code == 2
     assert told in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_a_worker_takes_the_token_that_commands_take(here, monkeypatch):
+    own = App("unix://x", token="its own")
+    for app, token in ((App("unix://x"), "given"), (own, "its own"), (App("x"), None)):
+        app.use_token("given")
+        assert app._open_options.get("token") == token
+    (here / "my_work.py").write_text(
+        "from lodeq.worker import App\napp = App()\n@app.task('mail')\nasync def f(): ...\n"
+    )
+    serve = lodeq_api.Serve(token="right-token-of-16")
+    with lodeq_api.sync.open("store", serve=serve):
+        for token, told in (("", "give the server's token"), ("wrong", "is not the server's")):
+            monkeypatch.setenv("LODEQ_TOKEN", token)
+            command = ["worker", "my_work:app", "--store", "unix://store.sock"]
+            result = CliRunner().invoke(lodeq, command)
+            assert result.exit_code == 2
+            assert told in result.stderr
+            assert "takes it from LODEQ_TOKEN" in result.stderr
 
 
 def test_an_app_is_found_where_it_says(here):

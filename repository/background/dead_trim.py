@@ -1,0 +1,186 @@
+"""Bounds of dead letters: ``dead_max`` and ``dead_bytes`` of a queue, in all its tenants.
+
+What is too much goes, the oldest of all tenants and shards first, with its attempts; a dead letter
+that an unfinished workflow waits for stays. A process with some of the shards keeps their share. To
+find the oldest costs a scan for each tenant with dead letters, so up to a 64th more than the bound
+is left until there is more.
+
+Bytes are estimated: dead letters times the size of a few that are the next to go.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
+from typing import Final, NamedTuple
+
+from ...coalescer.group import Group
+from ...engine.records.frame import attempt
+from ...engine.records.keyspace import DEAD, TASK, decode_index_key, prefix_end
+from ...engine.records.task import decode_task
+from ...engine.records.workflow import MEMBER_ROW
+from ...errors import LodeqError
+from ..state.engine_state import EngineState
+from ..state.limits.queue_rules import NOT_SET, QueueRules
+from ..state.queue_state import QueueState, Shard, ShardQueue
+from ..state.rows.task_location import task_location
+from ..tasks.task_end import end_task
+
+__all__ = ["DeadTrim"]
+
+SLICE: Final = 64  # dead letters that go in one slice
+PAGE: Final = 16  # rows of one tenant that are read in one go
+TENANTS: Final = 1024  # counted in one turn
+SLACK: Final = 64
+LOOK_S: Final = 1.0  # between two looks: with many tenants each counts all of them
+AGAIN_S: Final = 60.0  # where no task has died: dead letters may have been loaded
+Slices = Iterator[dict[Shard, Group]]
+_log: Final = logging.getLogger("lodeq.engine")
+
+
+class _Head(NamedTuple):
+    """The oldest dead letter of a tenant that was not looked at yet, and where to go on."""
+
+    died_ms: int
+    nth: int
+    keys: list[bytes]  # in memory, the next one last
+    resume: bytes | None
+    bucket: ShardQueue
+
+
+class DeadTrim:
+    """Keeps the dead letters of one engine within the bounds of their queues."""
+
+    def __init__(self, core: EngineState) -> None:
+        self._core = core
+        # By queue: bytes of a record, and how many dead letters there were when it was measured.
+        self._sizes: dict[bytes, tuple[int, int]] = {}
+        self._stuck: dict[bytes, int] = {}  # how many there were of which too many could not go
+        self._seen = (-1, -1, -1)  # at the last look: deaths, changes of rules, shards led
+        self._next = self._again = float("-inf")
+
+    def slices(self) -> Slices:
+        """Drop what is too much."""
+        core, now = self._core, self._core.clock.mono()
+        seen = core.totals.dead, core.rules_set, sum(one.co.is_tended for one in core.hosted)
+        if now < (self._again if seen == self._seen else self._next):
+            return
+        self._seen, self._next, self._again = seen, now + LOOK_S, now + AGAIN_S
+        for queue, rules in list(core.rules.items()):
+            topic = core.topics.get(queue)
+            if topic is not None and (rules.dead_max, rules.dead_bytes) != (NOT_SET, NOT_SET):
+                yield from self._queue(topic, rules)
+
+    def _queue(self, topic: QueueState, rules: QueueRules) -> Slices:
+        queue = topic.queue
+        total, found = 0, []
+        for looked, lane in enumerate(list(topic.lanes.values()), 1):
+            for bucket in lane.buckets:
+                if bucket is not None and bucket.dead and bucket.shard.co.is_tended:
+                    total += bucket.dead
+                    found.append(bucket)
+            if looked % TENANTS == 0:
+                yield {}
+        if not total or self._stuck.get(queue) == total:
+            return
+        if rules.dead_bytes != NOT_SET:
+            self._measure(queue, total, found)
+        most = self._most(queue, rules)
+        if total <= most + most // SLACK:
+            return
+        heads = []
+        for nth, one in enumerate(found):
+            head = self._head(one, nth, None)
+            if head is not None:
+                heads.append(head)
+            if nth % PAGE == PAGE - 1:
+                yield {}
+        heapify(heads)
+        over, gone = total - most, 0
+        while heads and gone < over:
+            groups: dict[Shard, Group] = {}
+            for _ in range(min(SLICE, over - gone)):
+                if not heads:
+                    break
+                head = heads[0]
+                gone += self._drop(groups, head.bucket.shard, head.keys.pop())
+                following = self._head(head.bucket, head.nth, head)
+                if following is None:
+                    heappop(heads)
+                else:
+                    heapreplace(heads, following)
+            yield groups
+        if gone:
+            name = queue.decode()
+            _log.info(
+                "queue %r: %d dead letters beyond dead_max or dead_bytes were deleted",
+                name,
+                gone,
+                extra={"event": "dead_letters_dropped", "queue": name, "n": gone},
+            )
+        self._stuck.pop(queue, None)
+        if gone < over:
+            self._stuck[queue] = total - gone
+
+    def _most(self, queue: bytes, rules: QueueRules) -> int:
+        """How many may stay on the shards that are here: their share, rounded up."""
+        bounds = []
+        if rules.dead_max != NOT_SET:
+            bounds.append(rules.dead_max)
+        if rules.dead_bytes != NOT_SET:
+            bounds.append(rules.dead_bytes // self._sizes[queue][0])
+        shards = self._core.shards
+        here = sum(shard.co.is_tended for shard in self._core.hosted)
+        return -(-min(bounds) * here // len(shards))
+
+    @staticmethod
+    def _head(bucket: ShardQueue, nth: int, before: _Head | None) -> _Head | None:
+        """The next dead letter of a tenant on a shard; ``before``: what was looked at, or none."""
+        keys: list[bytes] = []
+        resume: bytes | None = bucket.floor(DEAD)
+        if before is not None:
+            keys, resume = before.keys, before.resume
+        upper = prefix_end(bucket.prefix + DEAD)
+        while not keys and resume is not None:
+            rows, resume = bucket.shard.overlay.scan_readable(resume, upper, PAGE)
+            keys = [key for key, _ in reversed(rows)]
+        if not keys:
+            return None
+        return _Head(decode_index_key(keys[-1]).at, nth, keys, resume, bucket)
+
+    def _measure(self, queue: bytes, total: int, found: list[ShardQueue]) -> None:
+        """Look at the size of some that are next to go, where their number has changed."""
+        _, measured = self._sizes.get(queue, (0, 0))
+        if measured and abs(total - measured) < max(1, measured // 8):
+            return
+        sizes = []
+        for bucket in found[:PAGE]:
+            head = self._head(bucket, 0, None)
+            if head is None:
+                continue
+            overlay = bucket.shard.overlay
+            raw = overlay.get_sound(TASK + head.keys[-1][-16:]) or b""
+            task = attempt(decode_task, raw)
+            sizes.append(max(len(raw), task.raw_bytes if task is not None else 0))
+        self._sizes[queue] = (max(1, sum(sizes) // max(1, len(sizes))), total)
+
+    def _drop(self, groups: dict[Shard, Group], shard: Shard, key: bytes) -> bool:
+        """Delete one dead letter, if it is still one and nobody waits for it."""
+        core, task_id = self._core, key[-16:]
+        try:
+            location = task_location(core, shard, task_id)
+            if location is None or location.key != key:
+                return False
+            if location.row.flags & MEMBER_ROW and core.flows.awaits(shard, task_id):
+                return False
+            group = groups.get(shard)
+            if group is None:
+                group = groups[shard] = shard.co.begin(SLICE * 128)
+            with group:
+                end_task(core, group, location, None, "dead_max")
+        except LodeqError as error:
+            core.anomaly(f"shard {shard.index}: {task_id.hex()}: {error}")
+            return False
+        core.totals.dead_dropped += 1
+        return True

@@ -1,0 +1,1 @@
+"""A journal's records and calls from threads beside its event loop."""
