@@ -32,12 +32,14 @@ class Address(NamedTuple):
 
         Args:
             token: of the server; a host that other machines reach needs one.
-            is_probed: refuse a socket on which a server answers, too.
+            is_probed: refuse a socket on which a server answers, and a port that is taken, too.
         """
-        if self.path is None:
-            find_tcp(self.host, self.port, token)
-        else:
+        if self.path is not None:
             find_unix(self.path, is_probed=is_probed)
+        elif is_probed:
+            listen_tcp(self.host, self.port, token).close()
+        else:
+            find_tcp(self.host, self.port, token)
 
     def listen(self, token: str | None) -> socket.socket:
         """Listen there; errors as those of ``check``."""

@@ -148,6 +148,13 @@ async def test_what_cannot_be_is_refused_before_a_store_is_made(store, serve, er
     assert not store.exists()
 
 
+async def test_a_port_that_is_taken_is_refused_before_a_store_is_made(store):
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken, pytest.raises(lodeq.StorePathError, match="take another port"):
+        await opened(store, f"127.0.0.1:{taken.getsockname()[1]}")
+    assert not store.exists()
+
+
 async def test_a_missing_extra_is_named(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     for name in [name for name in sys.modules if name.startswith("lodeq.service.")]:
