@@ -19,7 +19,6 @@ from threading import Event
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
-import httpx
 from anyio import CancelScope, current_time, sleep
 
 from ...errors import (
@@ -31,17 +30,23 @@ from ...errors import (
     UnreachableError,
     UsageError,
 )
-from ..blocking.fast_calls import SyncFastCalls
-from ..calls import CLOSED, FORM, Call, Session
-from ..documents.problems import error_of
-from ..fast_calls import FastCalls
-from .blocking_link import SyncFramedLink
-from .entries import NotSpokenError, TooLargeError
-from .framed_link import FramedLink
-from .http_connection import Address, Answer, HttpConnection, LostError
-from .line import Lane, Line, SyncLine, delays
-from .shared_link import SharedLink
-from .target import FramedTarget, GivenUp
+
+try:
+    import httpx
+
+    from ..blocking.fast_calls import SyncFastCalls
+    from ..calls import CLOSED, FORM, Call, Session
+    from ..documents.problems import error_of
+    from ..fast_calls import FastCalls
+    from .blocking_link import SyncFramedLink
+    from .entries import NotSpokenError, TooLargeError
+    from .framed_link import FramedLink
+    from .http_connection import Address, Answer, HttpConnection, LostError
+    from .line import Lane, Line, SyncLine, delays
+    from .shared_link import SharedLink
+    from .target import FramedTarget, GivenUp
+except ImportError as exc:
+    raise UsageError('a client needs an extra: pip install "lodeq[http]"') from exc
 
 __all__ = ["SyncTransport", "Target", "Transport"]
 
