@@ -100,7 +100,6 @@ LINK_MAY = {
     requests.Call: ANYBODY,
     requests.Cancel: ANYBODY,
 }
-PAIRS = [(role, one) for role in ROLES for one in OPERATIONS]
 PARTS = {"queue": "mail", "task_id": "0" * 32, "snapshot_id": "20260101T000000000Z"}
 ID, LEASE = bytes(16), [bytes(16), 1, bytes(16)]
 LINK_REQUESTS = [
@@ -160,14 +159,16 @@ def check_answer(role, allowed, status, problem):
     assert repr(role) in problem["detail"]
 
 
-@pytest.mark.parametrize(("role", "one"), PAIRS, ids=lambda one: getattr(one, "name", one))
-async def test_every_pair_over_http(engine, settings, role, one):
+@pytest.mark.parametrize("role", ROLES)
+async def test_every_pair_over_http(engine, settings, subtests, role):
     headers = {"authorization": f"Bearer {token_of(role)}"}
     async with asgi_client(make_app(engine, settings), **headers) as client:
-        body = None if one.method == "GET" or one.takes is None else {}
-        answer = await client.request(one.method, f"/v1{path_of(one)}", json=body)
-    problem = answer.json() if answer.status_code >= 400 else None
-    check_answer(role, MAY[one.name], answer.status_code, problem)
+        for one in OPERATIONS:
+            with subtests.test(one.name):
+                body = None if one.method == "GET" or one.takes is None else {}
+                answer = await client.request(one.method, f"/v1{path_of(one)}", json=body)
+                problem = answer.json() if answer.status_code >= 400 else None
+                check_answer(role, MAY[one.name], answer.status_code, problem)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -183,16 +184,18 @@ async def test_every_pair_over_a_links_calls(engine, settings, role):
 
 
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize(("kind", "request_"), LINK_REQUESTS)
-async def test_every_pair_over_the_link(engine, settings, role, kind, request_):
+async def test_every_pair_over_the_link(engine, settings, subtests, role):
     with socket_path() as path:
-        async with linking(engine, path, settings), wired(path, token=token_of(role)) as wire:
-            wire.send([0, 0, pack({"queue": "mail"})], request_)
-            status, answer = await wire.answer(1)
-            status = answer["status"] if status == 2 else 200
-            check_answer(role, LINK_MAY[kind], status, answer)
-            wire.send([9, 2], [8, 3, "GET", "/engine", {}, None, None])  # anybody may
-            assert (await wire.answer(3))[0] == 0
+        async with linking(engine, path, settings):
+            for kind, request in LINK_REQUESTS:
+                with subtests.test(kind.__name__):
+                    async with wired(path, token=token_of(role)) as wire:
+                        wire.send([0, 0, pack({"queue": "mail"})], request)
+                        status, answer = await wire.answer(1)
+                        status = answer["status"] if status == 2 else 200
+                        check_answer(role, LINK_MAY[kind], status, answer)
+                        wire.send([9, 2], [8, 3, "GET", "/engine", {}, None, None])  # anybody may
+                        assert (await wire.answer(3))[0] == 0
 
 
 async def test_the_requests_of_the_test_are_all(settings):
