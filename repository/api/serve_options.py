@@ -55,7 +55,7 @@ class RunningServer(Protocol):
 
     @property
     def warning(self) -> str | None:
-        """What is wrong, although it serves: for ``health``."""
+        """A reason for ``health`` to fail while it serves; None: there is none."""
 
     async def wait(self) -> None:
         """Wait until it serves no more."""

@@ -599,7 +599,7 @@ def _nothing() -> None:
 
 
 class Appends:
-    """What appends from threads have in common."""
+    """Appends from threads: the base of an appender and of the journal itself."""
 
     __slots__ = ("_calls", "_intake", "_twin", "_until")
 

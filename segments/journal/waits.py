@@ -26,7 +26,7 @@ class Ack(NamedTuple):
 
 
 class Waiter(Protocol):
-    """What is told: a future of the loop, or one that a thread waits for."""
+    """A future of the loop, or one that a thread waits for."""
 
     def done(self) -> bool:
         """Whether it has a result, an exception, or was cancelled by its waiter."""

@@ -58,7 +58,7 @@ _HOST_PORT: Final = re.compile(r"[A-Za-z0-9.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5
 
 
 def checked_store(store: str) -> str:
-    """What was given as a store, unless it is where a server listens, without its scheme."""
+    """Return the store that was given; refuse HOST:PORT without its scheme."""
     if _HOST_PORT.fullmatch(store) and not os.path.lexists(store):
         raise UsageError(f"there is no folder {store!r}; the server there is tcp://{store}")
     return store

@@ -49,7 +49,7 @@ _ack: Final = tuple.__new__
 
 
 class ThreadWait:
-    """What one blocked thread waits for: a future that a lock stands behind."""
+    """A future for one blocked thread, which a lock stands behind."""
 
     __slots__ = ("_is_done", "_lock", "error", "value")
 

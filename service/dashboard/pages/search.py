@@ -103,7 +103,7 @@ def search_of(query: QueryParams) -> Search:
 
 
 def _listed(query: QueryParams, name: str) -> list[str]:
-    """What was given of a field that may be there several times."""
+    """The values of a field that may be there several times; blank ones are left out."""
     return [one.strip() for one in query.getlist(name) if one.strip()][: _LABELS_MAX + 1]
 
 

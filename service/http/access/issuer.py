@@ -125,7 +125,7 @@ def _time_us(given: object) -> int | None:
 
 
 def _grants_of(claim: object) -> list[Grant]:
-    """What the scopes of a token give. Those that are not ours are for others."""
+    """The grants in the scopes of a token. Scopes of other services are passed over."""
     texts = claim.split() if isinstance(claim, str) else claim
     grants = []
     for text in texts[:SCOPES_MAX] if isinstance(texts, list) else ():

@@ -37,7 +37,7 @@ _MEMO_MAX: Final = 4096
 
 
 class Role(IntFlag):
-    """What an operation needs: one of these."""
+    """A role, as a bit: an operation needs one of a set of them."""
 
     PRODUCER = 1
     WORKER = 2
