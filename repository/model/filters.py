@@ -7,7 +7,7 @@ import binascii
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, overload
 
 import msgpack
 
@@ -261,6 +261,13 @@ class FoundTasks:
 
     def __len__(self) -> int:
         return len(self.tasks)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+        return self.tasks[index]
 
 
 @dataclass(frozen=True, slots=True)

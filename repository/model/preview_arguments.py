@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from .preview_cuts import CUT
 
-__all__ = ["arguments_fit", "plain_piece"]
+__all__ = ["argument_names", "arguments_fit", "plain_piece"]
 
 _NAME: Final = r"[^\W\d]\w*="
 _END: Final = rf"(?=, {_NAME}|, {CUT}\Z|\Z)"  # of a value
@@ -48,6 +48,11 @@ def arguments_fit(patterns: Mapping[str, str], preview: str) -> bool | None:
             return False
         may |= fits is None
     return None if may else True
+
+
+def argument_names(preview: str) -> list[str]:
+    """The names of the arguments that a preview shows, in its order."""
+    return list(_arguments(preview)[0])
 
 
 def plain_piece(patterns: Mapping[str, str]) -> str | None:

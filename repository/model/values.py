@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    get_args,
+    overload,
+)
 
 from ...engine.records.compression import VALUE_BYTES_MAX
 from ...engine.records.policy import BackoffKind
@@ -377,6 +387,13 @@ class HistoryPage:
 
     def __len__(self) -> int:
         return len(self.results)
+
+    @overload
+    def __getitem__(self, index: int) -> Result: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Result]: ...
+    def __getitem__(self, index: int | slice) -> Result | Sequence[Result]:
+        return self.results[index]
 
 
 @dataclass(frozen=True, slots=True)

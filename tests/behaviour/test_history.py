@@ -395,3 +395,16 @@ async def test_a_drop_of_values_that_a_kill_interrupts_goes_on(tmp_path, turns):
         await passes(clock, 5)
         assert rows(engine) == []
         assert (await engine.stats()).results == 0
+
+
+async def test_pages_have_indices_and_slices(engine):
+    queue = engine.queue("mail")
+    ids = [await run(queue, keep=False) for _ in range(3)]
+    for page in (await engine.history("mail"), await engine.find(lodeq.TaskFilter(queue="mail"))):
+        found = [getattr(one, "task_id", None) or one.id for one in page]
+        assert set(found) == set(ids)
+        assert page[0] is next(iter(page))
+        assert list(page[1:]) == list(page)[1:]
+        with pytest.raises(IndexError):
+            page[3]
+    assert list((await engine.workflows())[:1]) == []

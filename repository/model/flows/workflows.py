@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, Literal, get_args
+from typing import Final, Literal, get_args, overload
 
 from ....engine.runtime.task_id import TaskId
 
@@ -75,6 +75,13 @@ class WorkflowPage:
 
     def __len__(self) -> int:
         return len(self.workflows)
+
+    @overload
+    def __getitem__(self, index: int) -> WorkflowInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[WorkflowInfo]: ...
+    def __getitem__(self, index: int | slice) -> WorkflowInfo | Sequence[WorkflowInfo]:
+        return self.workflows[index]
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,11 @@ def _pairs(given: Iterable[str], form: str) -> dict[str, str]:
     return pairs
 
 
+def _named(meant: TaskFilter) -> tuple[str | None, str | None, str | None, list[str]]:
+    """The names in a filter that may be misspelt: queue, tenant, function, arguments."""
+    return meant.queue, meant.tenant, meant.function, list(meant.arguments)
+
+
 @click.command()
 @store_argument
 @_filter_options
@@ -176,6 +181,9 @@ def find(
             if is_count:
                 number = await engine.count(meant)
                 note_cut_previews(number.has_cut_previews)
+                if not number.count:
+                    await note_misspelt_filter(engine, *_named(meant))
+                    note_stars(meant.text, meant.reason)
                 return number, [], None
             found: list[Task] = []
             has_cut_previews = False
@@ -191,7 +199,7 @@ def find(
                 more = await engine.find(meant, limit=1, cursor=at)
                 at = None if not more.tasks and more.cursor is None else at
             if not found:
-                await note_nothing_found(engine, meant.queue, meant.tenant, meant.function)
+                await note_nothing_found(engine, *_named(meant))
                 note_stars(meant.text, meant.reason)
             note_cut_previews(has_cut_previews)
             return None, found, at
@@ -321,7 +329,9 @@ def act(
                     is_all, whose = meant.tenant is None, meant.tenant or ""
                     if await refuse_misspelt_queue(engine, named, whose, is_all=is_all):
                         named = None  # it is said
-                await note_misspelt_filter(engine, named, meant.tenant, meant.function)
+                await note_misspelt_filter(
+                    engine, named, meant.tenant, meant.function, meant.arguments
+                )
                 note_stars(meant.text, meant.reason)
             if not yes:
                 return {"count": number.count, "is_exact": number.is_exact}

@@ -153,12 +153,15 @@ def ls(
     async def look() -> tuple[dict[Any, Any], list[Task]]:
         async with reading(store) as engine:
             if queue is None:
-                return await engine.queues(), []
+                found = await engine.queues()
+                if not found:
+                    click.echo("no tasks", err=True)
+                return found, []
             target = queue_of(engine, queue, tenant, all_tenants)
-            found = await _tasks(target, states or _LIVE, limit + 1)
+            tasks = await _tasks(target, states or _LIVE, limit + 1)
             what = [state for state in states or _LIVE if state in _LIVE]
-            await _note_rest(engine, queue, tenant, all_tenants, what, is_empty=not found)
-            return {}, found
+            await _note_rest(engine, queue, tenant, all_tenants, what, is_empty=not tasks)
+            return {}, tasks
 
     queues, tasks = run(look)
     if queue is not None:
@@ -234,6 +237,8 @@ async def _note_rest(
     """Note a queue that is not there, or else tenants whose tasks a list leaves out."""
     if is_empty and await refuse_misspelt_queue(engine, queue, tenant, is_all=all_tenants):
         return
+    if is_empty:
+        click.echo("no tasks", err=True)
     others = await left_out(engine, queue, tenant, _counted(states), is_all=all_tenants)
     words = {"dead": "dead letters", "ready": "ready tasks"}
     note_left_out(others, words.get(states[0], "tasks") if len(states) == 1 else "tasks")

@@ -9,6 +9,7 @@ import pytest
 from support_cli import first, objects, run
 
 import lodeq.sync
+from lodeq import FunctionParameter, PublishedFunction
 
 
 @pytest.fixture
@@ -222,3 +223,32 @@ def test_nothing_found_is_said_on_stderr(store):
         assert (out.stdout, out.stderr) == ("", "nothing found\n")
     assert run("find", store).stderr == ""
     assert run("find", store, "--text", "no such text", "--count").stdout == "0\n"
+
+
+@pytest.mark.parametrize("options", [(), ("--count",), ("--queue", "mail"), ("--function", "send")])
+def test_a_misspelt_name_of_an_argument_is_noted(store, options):
+    said = run("find", store, "--arg", "m=1", *options).stderr.splitlines()
+    assert "note: no call" in said[-1]
+    assert said[-1].endswith(" has an argument 'm': arguments here: n")
+
+
+def test_a_nearly_right_name_of_an_argument_is_guessed(store):
+    with lodeq.sync.open(store) as engine:
+        engine.publish_functions(
+            [PublishedFunction("mail", "send", parameters=(FunctionParameter("recipient"),))]
+        )
+    for command in (["find", store], ["act", store, "redrive"], ["act", store, "redrive", "--yes"]):
+        said = run(*command, "--queue", "mail", "--arg", "recipiant=*").stderr
+        assert "no call in queue 'mail' has an argument 'recipiant': did you mean 'recipient'?" in (
+            said
+        )
+        assert "has an argument" not in run(*command, "--arg", "recipient=nobody").stderr
+
+
+def test_a_rest_of_arguments_is_known_by_its_previews(store):
+    with lodeq.sync.open(store) as engine:
+        engine.publish_functions(
+            [PublishedFunction("mail", "send", parameters=(FunctionParameter("more", "rest"),))]
+        )
+    assert "has an argument" not in run("find", store, "--arg", "n=7").stderr
+    assert "arguments here: n" in run("find", store, "--arg", "more=7").stderr

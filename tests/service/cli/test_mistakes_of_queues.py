@@ -61,9 +61,9 @@ def test_a_command_for_all_tenants_says_to_leave_the_option_out(store, command):
 
 @pytest.mark.parametrize("yes", [(), ("--yes",)], ids=["counted", "done"])
 def test_an_act_on_a_misspelt_queue_or_function_is_noted(store, yes):
-    out = run("act", store, "cancel", "--queue", "mial", *yes)
+    out = run("act", store, "cancel", "--queue", "mial", *yes, code=2 if yes else 0)
     assert "no queue 'mial': did you mean 'mail'?" in out.stderr
-    assert "0 tasks" in out.stdout
+    assert ("0 tasks" in out.stdout) is not bool(yes)
     assert "--yes" not in out.stdout
     assert run("act", store, "delete", "--queue", "mail", *yes).stderr == ""
 
@@ -88,4 +88,21 @@ def test_swapped_arguments_are_told(store, name, argument, rest):
 
 def test_a_known_queue_without_such_tasks_is_no_mistake(store):
     out = run("dead", store, "mail")
-    assert out.stderr == ""
+    assert (out.stdout, out.stderr) == ("", "no tasks\n")
+
+
+@pytest.mark.parametrize("json", [(), ("--json",)], ids=["table", "json"])
+def test_an_empty_list_says_so_on_stderr(tmp_path, json):
+    empty = make(tmp_path / "empty")
+    out = run("ls", empty, *json)
+    assert (out.stdout, out.stderr) == ("", "no tasks\n")
+    for name in ("ls", "dead", "peek"):
+        out = run(name, empty, "mail", *json)
+        assert out.stdout == ""
+        assert out.stderr == "note: there is nothing in queue 'mail', nor in any other\n"
+
+
+@pytest.mark.parametrize("name", ["ls", "dead", "peek"])
+def test_a_list_with_tasks_says_nothing(store, name):
+    has_tasks = name != "dead"
+    assert run(name, store, "mail").stderr == ("" if has_tasks else "no tasks\n")

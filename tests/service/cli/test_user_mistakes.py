@@ -13,6 +13,7 @@ import pytest
 from support_pages import blocks, pattern
 from support_sources import ROOT
 
+import lodeq.sync
 from lodeq.engine.records.keyspace import STAMP
 from lodeq.engine.records.rows import Stamp, encode_stamp
 from lodeq.engine.store.rocks import RocksStore, SharedMemory
@@ -38,6 +39,8 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(text, "utf-8")
     made = "lodeq init store && lodeq enqueue store mail hello && lodeq init ancient"
     assert shell(folder, made).returncode == 0
+    with lodeq.sync.open(folder / "seen") as engine:
+        engine.queue("mail").enqueue(b"", function="send", preview="to='ann'")
     shared = SharedMemory(8 << 20)
     store = RocksStore.open(folder / "ancient" / "shard0", shared=shared, create=False)
     store.write([(STAMP, encode_stamp(Stamp(0, 1, 0, bytes(16), version=0)))])
