@@ -13,6 +13,7 @@ from .arguments import check_worker
 
 __all__ = [
     "RUNS_MAX",
+    "UPCOMING_MAX",
     "CronTick",
     "RunningTask",
     "WorkerReport",
@@ -24,6 +25,7 @@ __all__ = [
 RUNS_MAX: Final = 64  # of a report
 QUEUES_MAX: Final = 1024
 TICKS_MAX: Final = 256
+UPCOMING_MAX: Final = 5  # next ticks of a schedule
 TEXT_BYTES_MAX: Final = 256
 NUMBER_MAX: Final = (1 << 53) - 1  # JSON and every language can hold it
 
@@ -44,13 +46,17 @@ class RunningTask:
 
 @dataclass(frozen=True, slots=True)
 class CronTick:
-    """The schedule of a cron function in one worker; ``task_id`` is the last tick's."""
+    """The schedule of a cron function in one worker; ``task_id`` is the last tick's.
+
+    ``upcoming`` has the next ticks, at most 5, soonest first: ``next_at`` and those after it.
+    """
 
     queue: str
     function: str
     next_at: datetime | None = None
     last_at: datetime | None = None
     task_id: str = ""
+    upcoming: Sequence[datetime] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,11 @@ def check_report(given: WorkerReport) -> WorkerReport:
             raise UsageError(f"{what} of a worker must be at most {most} {kind.__name__}")
     for queue in given.queues:
         _check_field("queues", queue, str)
+    for tick in given.ticks:
+        if not isinstance(tick.upcoming, list | tuple) or len(tick.upcoming) > UPCOMING_MAX:
+            raise UsageError(f"upcoming of a tick must be at most {UPCOMING_MAX} datetimes")
+        for at in tick.upcoming:
+            _check_field("upcoming", at, datetime)
     for one in (given, *given.running, *given.ticks):
         for name, kinds in _FIELDS[type(one)].items():
             _check_field(name, getattr(one, name), *kinds)
@@ -166,7 +177,9 @@ def worker_doc(report: WorkerReport) -> dict[str, Any]:
     doc = _plain(report)
     doc["queues"] = list(report.queues)
     doc["running"] = [_plain(one) for one in report.running]
-    doc["ticks"] = [_plain(one) for one in report.ticks]
+    doc["ticks"] = [
+        _plain(one) | {"upcoming": [at.isoformat() for at in one.upcoming]} for one in report.ticks
+    ]
     return doc
 
 
@@ -197,4 +210,6 @@ def _known(kind: type[Any], doc: Mapping[str, Any]) -> dict[str, Any]:
     for name in given:
         if name.endswith("_at") and given[name] is not None:
             given[name] = datetime.fromisoformat(given[name])
+    if "upcoming" in given:
+        given["upcoming"] = tuple(datetime.fromisoformat(at) for at in given["upcoming"])
     return given

@@ -60,6 +60,7 @@ class Pages:
             "moment": text.moment_text,
             "rate": text.rate_text,
             "seconds": text.duration_text,
+            "tick": "{:%Y-%m-%d %H:%M:%S} UTC".format,
             "value": text.value_text,
             "visible": text.visible,
         }

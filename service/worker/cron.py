@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from ...errors import LodeqError
+from ...errors import LodeqError, UsageError
+from ...repository.model.workers import UPCOMING_MAX
 from .run.claimer import FATAL, PAUSE_S, PAUSE_S_MAX
 from .run.functions import TICK_HEADER, TaskFunction
 
@@ -47,6 +48,19 @@ class CronEntry:
     next: datetime = field(default=datetime.max.replace(tzinfo=UTC))
     last: datetime | None = None  # the tick enqueued last, by this worker or another
     last_id: str = ""
+    _ahead: tuple[datetime, ...] = ()
+
+    def upcoming(self) -> tuple[datetime, ...]:
+        """The next ticks: ``next`` and those after it. Searched anew only once ``next`` moved."""
+        if self._ahead[:1] != (self.next,):
+            found = [self.next]
+            try:
+                while len(found) < UPCOMING_MAX:
+                    found.append(self.ticks.after(found[-1]))
+            except UsageError:  # no further one within 50 years
+                pass
+            self._ahead = tuple(found)
+        return self._ahead
 
 
 class Cron:

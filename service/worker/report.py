@@ -205,4 +205,5 @@ def _run_of(one: Running) -> RunningTask:
 
 def _tick_of(entry: CronEntry) -> CronTick:
     function = entry.function
-    return CronTick(function.queue, function.name, entry.next, entry.last, entry.last_id)
+    upcoming = entry.upcoming()
+    return CronTick(function.queue, function.name, entry.next, entry.last, entry.last_id, upcoming)

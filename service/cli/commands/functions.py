@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 import click
@@ -10,7 +12,8 @@ import click
 from ....errors import UsageError
 from ....repository.api.engine import Engine
 from ....repository.model.calls.functions import PublishedFunction, function_doc, unknown_function
-from ....repository.model.workers import QUEUES_MAX, CronTick, WorkerReport, worker_doc
+from ....repository.model.workers import QUEUES_MAX, WorkerReport, worker_doc
+from ...shared.schedule import schedule_of, zone_text
 from ..connection import Silent, asked, reading, run, store_argument, writing
 from ..display import as_json_option, duration, print_json, print_line, print_rows
 from ..output import Column, shown
@@ -45,6 +48,7 @@ _CRON = (
     Column("schedule", 8, 32),
     Column("zone", 4, 24),
     Column("next", 19, 30),
+    Column("local", 5, 24),
     Column("last", 19, 19),
     Column("task", 4, 36),
 )
@@ -188,7 +192,8 @@ def _worker_row(one: WorkerReport) -> dict[str, str]:
 def cron(words: tuple[str, ...], queue: str | None, as_json: bool) -> None:
     """List cron functions with their next and last ticks; 'cron run STORE NAME' runs one now.
 
-    Ticks are those of live workers: without one nothing is enqueued.
+    Ticks are those of live workers: without one nothing is enqueued. The next five are listed, in
+    UTC and as the clocks of the function's own zone show them ("local").
 
     Args:
         words: the store; or ``run``, the store and the name of a function.
@@ -212,40 +217,37 @@ def cron(words: tuple[str, ...], queue: str | None, as_json: bool) -> None:
     if as_json:
         print_json(docs)
     else:
-        print_rows(_CRON, map(_cron_row, docs))
+        print_rows(_CRON, chain.from_iterable(map(_cron_rows, docs)))
 
 
 def _tick_doc(one: PublishedFunction, reports: list[WorkerReport]) -> dict[str, Any]:
-    ticks: list[CronTick] = [
-        tick
-        for report in reports
-        for tick in report.ticks
-        if (tick.queue, tick.function) == (one.queue, one.name)
-    ]
-    ahead = [tick.next_at for tick in ticks if tick.next_at is not None]
-    behind = [(tick.last_at, tick.task_id) for tick in ticks if tick.last_at is not None]
-    last_at, task_id = max(behind, default=(None, ""))
+    upcoming, last_at, task_id = schedule_of(one, reports)
     return {
         "queue": one.queue,
         "function": one.name,
         "cron": one.cron,
         "tz": one.tz,
-        "next_at": min(ahead, default=None),
+        "next_at": upcoming[0] if upcoming else None,
+        "upcoming": upcoming,
         "last_at": last_at,
         "task_id": task_id,
     }
 
 
-def _cron_row(doc: dict[str, Any]) -> dict[str, str]:
-    return {
-        "queue": doc["queue"],
-        "function": shown(doc["function"]),
+def _cron_rows(doc: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """A row of the schedule with its next tick, and one of each further tick."""
+    names = {"queue": doc["queue"], "function": shown(doc["function"])}
+    yield names | {
         "schedule": shown(doc["cron"]),
         "zone": shown(doc["tz"]),
         "next": _moment(doc["next_at"]) or "no worker is live",
+        "local": "" if doc["next_at"] is None else zone_text(doc["next_at"], doc["tz"]),
         "last": _moment(doc["last_at"]),
         "task": doc["task_id"],
     }
+    for at in doc["upcoming"][1:]:
+        rest = dict.fromkeys(("schedule", "zone", "last", "task"), "")
+        yield names | rest | {"next": _moment(at), "local": zone_text(at, doc["tz"])}
 
 
 def _run_now(store: str, name: str, queue: str | None) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from ....errors import LodeqError, TaskNotFoundError, UsageError
 from ....repository.model.calls.functions import PublishedFunction, argument_of_text
 from ....repository.model.json_values import loads
-from ....repository.model.workers import WorkerReport
+from ...shared.schedule import Schedule, schedule_of, zone_text
 from ..source import AnyEngine
 
 __all__ = [
@@ -53,18 +53,16 @@ async def cron_page(engine: AnyEngine) -> dict[str, Any]:
     """The context of the page of cron functions, with the ticks of live workers."""
     live = await engine.workers()
     found = [one for one in await engine.functions() if one.cron]
-    return {"schedules": [(one, _path(one), *_ticks(one, live)) for one in found[:SHOWN_MAX]]}
+    rows = [(one, _path(one), *_moments(one, schedule_of(one, live))) for one in found[:SHOWN_MAX]]
+    return {"schedules": rows}
 
 
-def _ticks(
-    one: PublishedFunction, live: list[WorkerReport]
-) -> tuple[datetime | None, datetime | None, str]:
-    """Next tick, last tick, and the last one's task."""
-    ticks = [t for w in live for t in w.ticks if (t.queue, t.function) == (one.queue, one.name)]
-    ahead = [tick.next_at for tick in ticks if tick.next_at is not None]
-    behind = [(tick.last_at, tick.task_id) for tick in ticks if tick.last_at is not None]
-    last_at, task_id = max(behind, default=(None, ""))
-    return min(ahead, default=None), last_at, task_id
+def _moments(
+    one: PublishedFunction, schedule: Schedule
+) -> tuple[list[tuple[str, datetime]], datetime | None, str]:
+    """Next ticks in the function's zone and UTC, the last tick, and its task."""
+    ahead = [(zone_text(at, one.tz), at) for at in schedule.upcoming]
+    return ahead, schedule.last_at, schedule.task_id
 
 
 async def find_function(engine: AnyEngine, queue: str, name: str) -> PublishedFunction:

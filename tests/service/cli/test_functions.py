@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -275,6 +276,16 @@ async def with_a_worker(store, path):
         await asyncio.to_thread(run, "workers", url, "--json")
         (one,) = await asyncio.to_thread(objects, "cron", url)
         assert (one["task_id"], one["next_at"][:10]) == ("some-id", "2026-01-01")
+        assert one["upcoming"] == [one["next_at"]]
+        later = tuple(datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in range(5))
+        await engine.publish_functions([replace(TICK, tz="Europe/Berlin")])
+        await engine.beat(replace(report, ticks=(replace(tick, upcoming=later),)))
+        (one,) = await asyncio.to_thread(objects, "cron", url)
+        assert [at[11:13] for at in one["upcoming"]] == ["00", "01", "02", "03", "04"]
+        lines = (await asyncio.to_thread(run, "cron", url)).stdout.splitlines()
+        assert len(lines) == 6
+        assert "2026-01-01 04:00:00" in lines[5]
+        assert "2026-01-01 05:00:00+0100" in lines[5]
 
 
 def test_a_function_is_named_as_the_lists_name_it(store):

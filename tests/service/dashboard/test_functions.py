@@ -1,7 +1,7 @@
 """The pages of functions, workers and cron, and a call from a form."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from urllib.parse import urlencode
 
 import pytest
@@ -103,5 +103,12 @@ async def test_workers_and_their_ticks(engine, clock):
         assert cells[2] == "*/5 * * * * UTC"
         assert "2030-01-01" in cells[3]
         assert "2030-01-01" in cells[4]
+        ahead = tuple(AT + timedelta(minutes=5 * n) for n in range(5))
+        ticking = replace(tick, next_at=ahead[0], upcoming=ahead)
+        await engine.beat(replace(report, ticks=(ticking,)))
+        await engine.publish_functions([replace(SWEEP, tz="Asia/Kolkata")])
+        cells = row(await client.get("/cron"), "cron?name=sweep")
+        assert cells[3].count("UTC") == cells[3].count("+0530") == 5
+        assert f"{ahead[4]:%Y-%m-%d %H:%M:%S} UTC" in cells[3]
         done = await send(client, "/functions/cron?name=sweep")
         assert done.status_code == 303

@@ -96,6 +96,8 @@ async def test_a_worker_is_seen_with_what_it_runs(engine):
             (sweep,) = seen.ticks
             assert (sweep.queue, sweep.function) == ("cron", "sweep")
             assert sweep.next_at is not None
+            assert (sweep.upcoming[0], len(sweep.upcoming)) == (sweep.next_at, 5)
+            assert list(sweep.upcoming) == sorted(set(sweep.upcoming))
             worker.stop()
             worker.stop()
         assert await engine.workers() == []  # it said that it is over

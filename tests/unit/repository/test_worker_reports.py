@@ -51,7 +51,16 @@ WRONG = [
     ),
     *(
         {"ticks": (dataclasses.replace(TICK, **one),)}
-        for one in ({"next_at": "x"}, {"last_at": NAIVE}, {"function": None}, {"task_id": 5})
+        for one in (
+            {"next_at": "x"},
+            {"last_at": NAIVE},
+            {"function": None},
+            {"task_id": 5},
+            {"upcoming": (NAIVE,)},
+            {"upcoming": ("x",)},
+            {"upcoming": None},
+            {"upcoming": (datetime.now(UTC),) * 6},
+        )
     ),
 ]
 
