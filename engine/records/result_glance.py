@@ -13,7 +13,7 @@ from typing import Final
 from .frame import CHECKSUM_BYTES
 from .result import HAS_FACE, RESULT_HEAD
 
-__all__ = ["ANY_TIME", "ResultGlance"]
+__all__ = ["ANY_TIME", "ResultGlance", "has_parts"]
 
 ANY_TIME: Final = (-(1 << 63), (1 << 63) - 1)
 _LEAST: Final = RESULT_HEAD.size + CHECKSUM_BYTES
@@ -28,6 +28,17 @@ _lengths: Final = struct.Struct("<IHBB").unpack_from
 _CUT: Final = "…".encode()
 _CUT_MIN: Final = 252  # a face with a longer preview may have lost the end of it
 _UNSURE: Final = "\ufffd"  # stands for bytes that are no text
+
+
+def has_parts(pattern: str, text: str) -> bool:
+    """Whether a text has the parts of a pattern that ``*`` divides, in their order."""
+    at = 0
+    for part in pattern.split("*"):
+        at = text.find(part, at)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
 
 
 class ResultGlance:
@@ -68,7 +79,7 @@ class ResultGlance:
             needles: bytes that are all somewhere in a record.
             created: the first and the last wall microsecond of the enqueue.
             finished: the same of the end.
-            reason: part of the error, in any case.
+            reason: part of the error, in any case; ``*`` stands for any characters.
             text: part of the error or of the face, in any case.
         """
         self._statuses = statuses
@@ -116,7 +127,7 @@ class ResultGlance:
         end = start + n_error
         if self._reason is not None:
             error = raw[start:end].decode("utf-8", "replace")
-            if self._reason not in error.lower():
+            if not has_parts(self._reason, error.lower()):
                 return False
         if self._text is None:
             return True

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, overload
 import msgpack
 
 from ...engine.records.keyspace import check_name
+from ...engine.records.result_glance import has_parts
 from ...engine.runtime.task_id import TaskId
 from ...errors import UsageError
 from .arguments import duration_s, task_ids
@@ -74,7 +75,8 @@ class TaskFilter:
             the quotes: ``{"to": "*@example.org"}``. What was cut from a preview is not found.
         older_than: seconds since it was enqueued, at least.
         newer_than: seconds since it was enqueued, at most.
-        reason: part of the reason why it failed or ended, in any case.
+        reason: part of the reason why it failed or ended, in any case; ``*`` stands for any
+            characters.
         id_prefix: the first hex digits of its id, dashes or not.
         ids: these tasks only, 1 to 1,000, each looked up by itself; None for all.
         text: part of its function, preview, reason or of a label as ``key=value``, in any case.
@@ -173,7 +175,7 @@ class TaskFilter:
             and all(task.labels.get(name) == value for name, value in self.labels.items())
             and (self.older_than is None or age >= duration_s(self.older_than, "older_than"))
             and (self.newer_than is None or age <= duration_s(self.newer_than, "newer_than"))
-            and (self.reason is None or self.reason.lower() in task.reason.lower())
+            and (self.reason is None or has_parts(self.reason.lower(), task.reason.lower()))
             and (self.id_prefix is None or bytes(task.id).hex().startswith(self.digits))
             and (self.text is None or has_text(self.text, _texts_of(task)))
             and (not self.arguments or arguments_fit(self.arguments, task.preview) is True)

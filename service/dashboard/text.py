@@ -37,7 +37,12 @@ _NOT_EXACT: Final = "[shown as JSON, which cannot hold the value itself]"
 TEXT_MAX: Final = 8192  # characters shown of a value
 REASON_MAX: Final = 200  # characters of a reason that others are searched by
 _KIND: Final = re.compile(r"[^\W\d][\w.]*:(?=\s|$)")
-_DIFFERS: Final = re.compile(r"""(?<!\w)["'`]|[<\[({]|[^\s<\[({]*[\d@/\\=]""")
+_CODE: Final = re.compile(r"\s*[1-5]\d\d(?=[\s:,-]|$)")  # of SMTP, HTTP or the like
+_DIFFERS: Final = re.compile(
+    r"""(?P<code>\b(?:code|errno|error|exit|http|status)[ =]-?\d{1,4}\b)"""
+    r"""|(?<!\w)(?P<quote>["'`]).*?(?:(?P=quote)(?!\w)|$)|[^\s"'`]*[\d@/\\=]\S*""",
+    re.IGNORECASE,
+)
 BRIEF_MAX: Final = 400  # characters shown in a cell of a table
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -54,17 +59,24 @@ def brief(text: str) -> str:
 
 
 def common_part(reason: str) -> str:
-    """What a reason may share with others: its first line, up to what differs from task to task.
+    """The part of a reason that tasks which failed for the same one have: a pattern with ``*``.
 
-    That is the first number, quote, path, address or the like behind the type of the error. Where
-    nothing is before it, the line.
+    It is the first line, with ``*`` for quoted texts and for words with a number, a path, an
+    address or the like in them: these differ from task to task. The type of the error stays, and
+    a code does: ``550`` at the start of the message, ``Errno 28``, ``HTTP 503``. Where hardly
+    anything would be left, it is the line.
     """
     line = (reason.splitlines() or [""])[0][:REASON_MAX].strip()
     kind = _KIND.match(line)
     start = 0 if kind is None else kind.end()
-    found = _DIFFERS.search(line, start)
-    part = line if found is None else line[: found.start()].rstrip()
-    return part if len(part) > 2 else line
+    code = _CODE.match(line, start)
+    start = start if code is None else code.end()
+    part = (line[:start] + _DIFFERS.sub(_masked, line[start:])).strip("* ")
+    return part if len(part.replace("*", "").strip()) > 2 else line
+
+
+def _masked(found: re.Match[str]) -> str:
+    return found[0] if found["code"] else "*"
 
 
 def _escape(char: str) -> str:

@@ -179,6 +179,20 @@ async def test_one_dead_letter_is_discarded(engine):
     assert {task.id for task in left} == set(ids) - {dead[0]}
 
 
+async def test_a_reason_has_parts_in_their_order(engine):
+    """Of tasks that are dead, and of those whose result is all that is left."""
+    queue = engine.queue("mail", max_attempts=1)
+    for n in range(3):
+        await queue.enqueue(b"x")
+        (lease,) = await queue.claim()
+        if n:
+            await lease.nack(reason=f"Timeout after {n} s")
+        else:
+            await engine.cancel(lease.task_id)
+    for reason, count in (("timeout * s", 2), ("*AFTER*", 2), ("s * timeout", 0), ("* 2 *", 1)):
+        assert (await engine.count(TaskFilter(reason=reason))).count == count
+
+
 async def test_dead_letters_are_found_by_reason_and_put_back(engine):
     await fill(engine)
     await kill_all(engine, "mail")

@@ -89,7 +89,9 @@ def _filter_options(command: F) -> F:
             ),
             click.option("--older-than", type=_Seconds(), help="Enqueued so long ago: 90s, 12h."),
             click.option("--newer-than", type=_Seconds(), help="Enqueued since then: 90s, 12h."),
-            click.option("--reason", help="Part of why it failed, in any case."),
+            click.option(
+                "--reason", help="Part of why it failed, in any case; * stands for any characters."
+            ),
             click.option("--id-prefix", help="First hex digits of the id."),
             click.option("--id", "ids", multiple=True, help="With this id; may be repeated."),
             click.option("--text", help="Part of the call, a label or the reason, in any case."),
@@ -183,7 +185,7 @@ def find(
                 note_cut_previews(number.has_cut_previews)
                 if not number.count:
                     await note_misspelt_filter(engine, *_named(meant))
-                    note_stars(meant.text, meant.reason)
+                    note_stars(meant.text)
                 return number, [], None
             found: list[Task] = []
             has_cut_previews = False
@@ -200,7 +202,7 @@ def find(
                 at = None if not more.tasks and more.cursor is None else at
             if not found:
                 await note_nothing_found(engine, *_named(meant))
-                note_stars(meant.text, meant.reason)
+                note_stars(meant.text)
             note_cut_previews(has_cut_previews)
             return None, found, at
 
@@ -332,7 +334,7 @@ def act(
                 await note_misspelt_filter(
                     engine, named, meant.tenant, meant.function, meant.arguments
                 )
-                note_stars(meant.text, meant.reason)
+                note_stars(meant.text)
             if not yes:
                 return {"count": number.count, "is_exact": number.is_exact}
             done = skipped = 0

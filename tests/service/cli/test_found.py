@@ -54,14 +54,16 @@ def test_an_argument_is_a_pattern_and_only_there(store):
         "redrive would mean 3 tasks: add --yes to do it\n"
     )
     for command in (["find"], ["act", "redrive"], ["act", "redrive", "--yes"]):
-        for text in ("--text", "--reason"):
-            assert (
-                "it stands for any in --arg"
-                in run(*command[:1], store, *command[1:], text, "n=*").stderr
-            )
+        said = run(*command[:1], store, *command[1:], "--text", "n=*").stderr
+        assert "it stands for any in --arg" in said
     assert "expected --arg NAME=PATTERN" in run("find", store, "--arg", "n", code=2).stderr
     assert "cannot be both" in run("find", store, "--arg", "n=1", "--arg", "n=2", code=2).stderr
     assert "cannot be the name" in run("find", store, "--arg", "n-1=2", code=2).stderr
+
+
+def test_a_reason_may_have_stars(store):
+    assert run("find", store, "--reason", "Timeout * s", "--count").stdout == "3\n"
+    assert run("find", store, "--reason", "s * timeout", "--count").stdout == "0\n"
 
 
 def test_a_search_for_text_says_that_previews_were_cut(store):

@@ -203,7 +203,7 @@ async def test_dead_letters_and_tasks_link_to_those_like_them(engine, mail):
             links = {text: link.replace("&amp;", "&") for link, text in found}
             found = await client.get(links["same function"])
             assert heading(found) == "20 tasks"
-            assert links["same reason"].endswith("reason=timeout%20after")
+            assert links["same reason"].endswith("reason=timeout%20after%20%2A%20s")
             assert heading(await client.get(links["same reason"])) == "40 tasks"
 
 

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from lodeq.engine.records.result_glance import has_parts
 from lodeq.service.dashboard.pages.charts import bars_of, lines_of
 from lodeq.service.dashboard.text import (
     BRIEF_MAX,
@@ -25,14 +26,25 @@ from lodeq.service.dashboard.text import (
     [
         ("", ""),
         ("nacked", "nacked"),
-        ("timeout after 5 s", "timeout after"),
+        ("timeout after 5 s", "timeout after * s"),
         ("KeyError: 'CHF'\n  at jobs.py:13", "KeyError:"),
+        ("KeyError: 'CHF' is no currency", "KeyError: * is no currency"),
         ("ValueError: can't send to ann@example.org", "ValueError: can't send to"),
-        ("http2.Error: host db-17:5432 refused it", "http2.Error: host"),
-        ("OSError: [Errno 28] No space left on device: '/var/x'", "OSError:"),
+        ("ValueError: can't send to ann@b.org: it's full", "ValueError: can't send to * it's full"),
+        ("http2.Error: host db-17:5432 refused it", "http2.Error: host * refused it"),
+        (
+            "OSError: [Errno 28] No space left on device: '/var/x'",
+            "OSError: [Errno 28] No space left on device:",
+        ),
         ("cannot open /var/lib/x", "cannot open"),
-        ("user=ann is gone", "user=ann is gone"),
-        ("17 of them failed", "17 of them failed"),
+        ("SMTPError: 550 5.1.1 <ann@b.org> mailbox full", "SMTPError: 550 * * mailbox full"),
+        ("SMTPError: 550", "SMTPError: 550"),
+        ("timeout of 500 ms", "timeout of * ms"),
+        ("the service said HTTP 503 after 12 s", "the service said HTTP 503 after * s"),
+        ("a quote 'without an end", "a quote"),
+        ("user=ann is gone", "is gone"),
+        ("17 of them failed", "of them failed"),
+        ("0x7f3a", "0x7f3a"),
         ("ValueError:", "ValueError:"),
         ("x" * 300, "x" * 200),
     ],
@@ -169,3 +181,22 @@ def test_lines_end_at_the_right_and_stay_in_their_box():
     assert all(0 <= x <= lines.width and 0 <= y <= lines.height for x, y in points)
     assert points[1][1] < points[0][1]  # more is higher
     assert lines_of([(0.0, 0.0)] * 3, 10).top > 0
+
+
+REASONS = (
+    ("SMTPError: 550 {n} mailbox of {to} full", "SMTPError: 421 {n} mailbox of {to} full"),
+    ("timeout after {n} s", "no answer after {n} s"),
+    ("ValueError: {n} is 'more {n}' than allowed", "ValueError: {n} is less than is usual"),
+    ("cannot open /var/{n}/x: it is locked", "cannot open /var/{n}/x: it is gone"),
+)
+
+
+@pytest.mark.parametrize(("reason", "other"), REASONS)
+def test_the_part_finds_those_that_failed_for_the_same_reason_and_no_others(reason, other):
+    def reasons(text):
+        return [text.format(n=n, to=f"u{n}@example.org") for n in (3, 17, 2_000)]
+
+    for one in reasons(reason):
+        part = common_part(one).lower()
+        assert all(has_parts(part, like.lower()) for like in reasons(reason))
+        assert not any(has_parts(part, like.lower()) for like in reasons(other))
