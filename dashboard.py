@@ -54,7 +54,10 @@ def dashboard(
             ``lodeq.worker.App``, or a callable that returns one of them, called for each request.
             It may be opened later: until then the pages answer 503. On the loop of the store.
         authorize: an async function of the ASGI scope.
-        login_url: where a browser that may not look is sent; None: it gets a 403.
+        login_url: where a browser that may not look is sent, with the page that it wanted as
+            ``next=``, a path of this host; a ``next`` of its own stays. Who does not ask for
+            ``text/html`` gets a 401 with a problem document whose ``login`` names it. None: all
+            get a 403.
         hosts: names that ``Host`` may have, without the port; ``Origin`` must then be the same.
             None: both are the duty of your application, or of the proxy before it.
         secret: what form tokens are signed with, 16 bytes at least. Give one if several processes

@@ -148,4 +148,8 @@ def _foreign(status: int, detail: str) -> LodeqError:
         return errors.AccessDeniedError(text)
     if status in (429, 502, 503, 504):
         return errors.BusyError(text)
+    if status == 404:
+        text += (
+            "; a lodeq service is not there: give the address that 'lodeq serve' or serve= names"
+        )
     return errors.UsageError(text) if 400 <= status < 500 else LodeqError(text)

@@ -57,8 +57,19 @@ _SCHEMES: Final = ("unix://", "tcp://", "http://", "https://", "lodeq://")
 _HOST_PORT: Final = re.compile(r"[A-Za-z0-9.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
 
 
+_NO_SLASHES: Final = re.compile(r"(unix|tcp|https?|lodeq):/?(?!/)(?P<rest>.*)", re.IGNORECASE)
+
+
 def checked_store(store: str) -> str:
-    """Return the store that was given; refuse HOST:PORT without its scheme."""
+    """Return the store that was given; refuse HOST:PORT without its scheme, and ``unix:FILE``."""
+    found = _NO_SLASHES.fullmatch(store)
+    if found is not None and not os.path.lexists(store):
+        scheme, rest = found[1].lower(), found["rest"]
+        url = f"unix://{os.path.abspath('/' + rest)}" if scheme == "unix" else f"{scheme}://{rest}"
+        raise UsageError(
+            f"{store!r} looks like the address of a service: write {url}; for a folder of that "
+            f"name write ./{store}"
+        )
     if _HOST_PORT.fullmatch(store) and not os.path.lexists(store):
         raise UsageError(f"there is no folder {store!r}; the server there is tcp://{store}")
     return store
@@ -69,7 +80,7 @@ store_argument: Final = click.argument("store", callback=lambda *given: checked_
 
 def check_folder(path: str) -> str:
     """Refuse the address of a service where a folder is meant; else return the path."""
-    if is_url(path):
+    if is_url(path) or (_NO_SLASHES.fullmatch(path) and not os.path.lexists(path)):
         raise UsageError(f"{path!r} is the address of a service: give a folder here")
     return path
 

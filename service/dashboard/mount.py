@@ -12,11 +12,13 @@ import signal
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, Final
+from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
 
 from anyio import CancelScope
 
+from ...client.documents.problems import problem_of
 from ...client.engine import RemoteEngine
-from ...errors import LodeqError, UsageError
+from ...errors import AccessDeniedError, LodeqError, UsageError
 from ...repository.api.engine import Engine
 from ..shared.origin import foreign_of
 from .access.grants import Access, Grant, MountPath, grant_to, mount_path
@@ -28,7 +30,7 @@ try:
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
-    from starlette.responses import PlainTextResponse, RedirectResponse, Response
+    from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 except ImportError as exc:
     raise UsageError('the dashboard needs an extra: pip install "lodeq[http]"') from exc
 
@@ -64,7 +66,8 @@ class MountedDashboard:
         store: an engine, a connected client, a ``lodeq.worker.App``, or a callable that returns
             one of them: it is called for each request.
         authorize: takes the scope of a request.
-        login_url: where a browser that may not look is sent; None: it gets a 403.
+        login_url: where a browser that may not look is sent, with ``next=`` and the path that it
+            wanted; others get a 401 that names it. None: all get a 403.
         hosts: names that ``Host`` may have, without the port; then ``Origin`` is checked as well.
             None: both are the host application's duty.
         secret: what form tokens are signed with, 16 bytes at least; None: a key that this process
@@ -115,10 +118,12 @@ class MountedDashboard:
             foreign = foreign_of(scope["headers"], scope["method"], self._hosts)
             if foreign is not None:
                 return _plain(foreign, 403), scope
+        where = mount_path(scope)
+        if f"{where.inner}/".startswith("/v1/"):
+            return _document(problem_of(UsageError(_NO_API), 404)), scope
         right, user = await self._ask(scope)
         if right is None:
-            return self._refusal(scope), scope
-        where = mount_path(scope)
+            return self._refusal(scope, where), scope
         if where.is_bare:
             return _slashed(scope), scope
         if where.inner.split("/")[1] not in _TOPS:
@@ -177,12 +182,18 @@ class MountedDashboard:
 
         return still
 
-    def _refusal(self, scope: Scope) -> Any:
+    def _refusal(self, scope: Scope, where: MountPath) -> Any:
+        """The answer for who may not look: a browser goes to the login, others read where it is."""
+        if self._login_url is None:
+            return _plain(_NOT_ALLOWED, 403)
         accept = dict(scope["headers"]).get(b"accept", b"")
-        is_page = b"text/html" in accept and scope["method"] in ("GET", "HEAD")
-        if self._login_url is not None and is_page:
-            return RedirectResponse(self._login_url, 303, dict(HEADERS))
-        return _plain("This application does not let you see its queues.", 403)
+        if b"text/html" in accept and scope["method"] in ("GET", "HEAD"):
+            to = _with_next(self._login_url, scope, where)
+            return RedirectResponse(to, 303, dict(HEADERS))
+        text = f"{_NOT_ALLOWED} Log in at {self._login_url}"
+        answer = _document(problem_of(AccessDeniedError(text), 401) | {"login": self._login_url})
+        answer.headers["www-authenticate"] = 'Session realm="lodeq"'
+        return answer
 
     # -- what is shown -------------------------------------------------------------------------
 
@@ -197,6 +208,13 @@ class MountedDashboard:
             self._made = engine, app
         return self._made
 
+
+_NOT_ALLOWED: Final = "This application does not let you see its queues."
+_NO_API: Final = (
+    "this is the address of a dashboard, which is for browsers: commands and lodeq.connect take "
+    "the store's folder, or the address at which its process serves it: unix://FOLDER.sock with "
+    "serve=True, else the one that serve= or 'lodeq serve' names"
+)
 
 # What a host has put into the scope for itself, and what would mean something else further in.
 _OF_HOST: Final = ("app", "app_root_path", "endpoint", "path_params", "route", "router", "state")
@@ -256,6 +274,26 @@ def _not_here(where: MountPath) -> str:
         f"The dashboard has no page {where.inner}. If its mount is a part of that path, whoever "
         "dispatches to it has to put the mount into root_path, as Mount of Starlette does."
     )
+
+
+def _with_next(login_url: str, scope: Scope, where: MountPath) -> str:
+    """The address of the login, with the page that was wanted as ``next``: a path of this host.
+
+    A login that names a ``next`` of its own keeps it.
+    """
+    parts = urlsplit(login_url)
+    if "next" in parse_qs(parts.query, keep_blank_values=True):
+        return login_url
+    path = quote(f"{where.mount}{where.inner}".lstrip("/\\"), safe="/")
+    query = scope.get("query_string", b"").decode("latin-1")
+    wanted = f"/{path}?{query}" if query else f"/{path}"
+    joint = f"{parts.query}&" if parts.query else ""
+    return urlunsplit(parts._replace(query=f"{joint}next={quote(wanted, safe='/')}"))
+
+
+def _document(doc: Mapping[str, Any]) -> Response:
+    headers = dict(HEADERS)
+    return JSONResponse(doc, doc["status"], headers, "application/problem+json")
 
 
 def _plain(text: str, status: int) -> Response:

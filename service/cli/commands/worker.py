@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
-from ....errors import AccessDeniedError, UsageError
+from ....errors import AccessDeniedError, StorePathError, UsageError
 from ...shared.garbage_collector import settle_collector
-from ..connection import checked_store, told_what_to_do
+from ..connection import check_store, checked_store, is_url, told_what_to_do
 from ..reload import supervise
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ LEFT_BEHIND = 1
 )
 @click.option("--grace", type=click.FloatRange(0), help="Seconds that running tasks have to end.")
 @click.option("--store", help="A folder or an address, instead of the app's.")
+@click.option("--create", is_flag=True, help="Make the folder of --store if it holds no store.")
 @click.option(
     "--loop", type=click.Choice(["asyncio", "trio"]), default="asyncio", show_default=True
 )
@@ -49,6 +50,7 @@ def worker(
     concurrency: int | None,
     grace: float | None,
     store: str | None,
+    create: bool,
     loop: str,
     quiet: bool,
     verbose: bool,
@@ -66,6 +68,7 @@ def worker(
         concurrency: runs at once in each queue, 1 to 10,000; None: the app's.
         grace: seconds that running tasks have to end; None: the app's.
         store: a folder or an address instead of the app's.
+        create: a folder of ``store`` may be new.
         loop: the event loop to run on.
         quiet: log warnings only.
         verbose: log the end of every run.
@@ -85,6 +88,12 @@ def worker(
     app = load_app(target)
     if store is not None:
         app.store = checked_store(store)
+        if not create and not is_url(store):
+            _check_there(store)
+    elif create:
+        raise UsageError(
+            "--create is for --store: the app's own folder is made where it is missing"
+        )
     app.use_token(os.environ.get("LODEQ_TOKEN"))
     options: dict[str, Any] = {
         "queues": list(queues) or None,
@@ -113,6 +122,15 @@ def worker(
         raise AccessDeniedError(
             f"{exc}; a worker takes it from LODEQ_TOKEN, or App(token=…)"
         ) from exc
+
+
+def _check_there(store: str) -> None:
+    """Refuse a folder without a store: a misspelt one would be a new store, with no task in it."""
+    try:
+        check_store(store)
+    except StorePathError as exc:
+        text = str(exc).replace("create it with 'lodeq init'", "add --create, which makes it")
+        raise StorePathError(text) from exc
 
 
 def load_app(target: str) -> App:

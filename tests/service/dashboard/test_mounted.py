@@ -16,6 +16,8 @@ from support_http import ServedOpening
 
 import lodeq
 import lodeq.testing
+from lodeq.client.calls import engine_call
+from lodeq.client.transport.transport import Target, Transport
 from lodeq.dashboard import dashboard
 from lodeq.service.dashboard.access.grants import mount_path
 from lodeq.service.dashboard.mount import ASK_S
@@ -142,13 +144,67 @@ async def test_nobody_looks_whom_the_application_does_not_know(engine, task):
         assert host.asked == 8  # every request, none of them from memory
 
 
-async def test_whoever_may_not_look_is_sent_to_the_hosts_login(engine):
-    host = Host(engine, answer=None, login_url="/login?next=/jobs/")
-    async with host.browsing() as client:
-        answer = await client.get("/jobs/", follow_redirects=False)
-        assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/jobs/")
-        stream = await client.get("/jobs/live/", headers={"accept": "text/event-stream"})
-        assert stream.status_code == 403
+@pytest.mark.parametrize(
+    ("login", "path", "to"),
+    [
+        ("/login", "/jobs/", "/login?next=/jobs/"),
+        (
+            "/login",
+            "/jobs/queues/mail?state=dead&a=%26",
+            "/login?next=/jobs/queues/mail%3Fstate%3Ddead%26a%3D%2526",
+        ),
+        ("/login", "/jobs//evil.example", "/login?next=/jobs//evil.example"),
+        ("/login?a=1#x", "/jobs/find", "/login?a=1&next=/jobs/find#x"),
+        ("/login?next=/home", "/jobs/find", "/login?next=/home"),
+        ("https://id.example/login", "/jobs/", "https://id.example/login?next=/jobs/"),
+    ],
+)
+async def test_whoever_may_not_look_is_sent_to_the_hosts_login(engine, login, path, to):
+    async with Host(engine, answer=None, login_url=login).browsing() as client:
+        answer = await client.get(path, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (303, to)
+
+
+@pytest.mark.parametrize("path", ["//evil.example/x", "/\\evil.example", "///evil.example"])
+async def test_the_page_that_was_wanted_is_always_of_this_host(engine, path):
+    """A dashboard at the root, asked for what a browser reads as another host."""
+    board = Host(engine, answer=None, login_url="/login").dashboard
+    scope = {"type": "http", "method": "GET", "headers": [(b"accept", b"text/html")]}
+    scope |= {"path": path, "raw_path": path.encode(), "root_path": "", "query_string": b""}
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    await board(scope, None, send)
+    (location,) = [value for name, value in sent[0]["headers"] if name == b"location"]
+    assert location.startswith(b"/login?next=/evil.example")
+
+
+async def test_others_than_browsers_are_told_where_the_login_is(engine):
+    async with Host(engine, answer=None, login_url="/login").browsing() as client:
+        for accept in ("*/*", "application/json", "text/event-stream"):
+            answer = await client.get("/jobs/live/", headers={"accept": accept})
+            assert answer.status_code == 401
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.headers["www-authenticate"]
+            doc = answer.json()
+            assert (doc["status"], doc["login"]) == (401, "/login")
+            assert doc["type"].endswith("access-denied")
+        assert (await client.post("/jobs/queues/mail/purge", headers=FORM)).status_code == 401
+
+
+@pytest.mark.parametrize("answer", [None, "write"])
+async def test_who_takes_it_for_the_api_is_told_what_it_is(engine, answer):
+    async with Host(engine, answer=answer).browsing() as client:
+        response = await client.get("/jobs/v1/queues")
+        assert response.status_code == 404
+        assert "address of a dashboard" in response.json()["detail"]
+        assert (await client.get("/jobs/v1x")).status_code == (404 if answer else 403)
+    asgi = httpx.ASGITransport(Host(engine, answer=answer).app)
+    transport = Transport(Target("http://host/jobs", None, 5.0), asgi)
+    with pytest.raises(lodeq.UsageError, match="this is the address of a dashboard"):
+        await transport.send(engine_call("/engine"))
 
 
 @pytest.mark.parametrize("right", ["read", ("read", "ann")])

@@ -77,7 +77,10 @@ def test_the_commands_that_own_their_process_settle_it_once_the_store_is_open(
     command: str, tmp_path: Path
 ) -> None:
     (tmp_path / "jobs.py").write_text(APP)
-    args = ["serve", "store"] if command == "serve" else ["worker", "jobs:app", "--store", "store"]
+    args = {
+        "serve": ["serve", "store"],
+        "worker": ["worker", "jobs:app", "--store", "store", "--create"],
+    }[command]
     done = python(COMMAND, *args, cwd=tmp_path)
     assert "the collector is settled here" in done.stderr
     assert done.returncode != 0
