@@ -10,6 +10,7 @@ With ``read`` the calls of that server change nothing either, unless ``guarded``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -67,6 +68,8 @@ __all__ = ["Dashboard"]
 _Context = dict[str, Any]
 CALL_BYTES_MAX: Final = 64 << 10  # of a form with arguments
 _Show = Callable[[Request], Awaitable[tuple[str, _Context, int]]]
+_ID_PREFIX: Final = re.compile(r"[0-9a-fA-F][0-9a-fA-F-]*")
+_ID_DIGITS: Final = 32
 _STATIC: Final = {
     "dashboard.css": "text/css",
     "dashboard.js": "text/javascript",
@@ -246,9 +249,13 @@ class Dashboard:
         return "nodes", await self._cluster.page(), 200
 
     async def _find(self, request: Request) -> Response:
-        """Redirect to the page of the id that was typed."""
-        task_id = TaskId(request.query_params.get("id", "").strip())
-        return RedirectResponse(f"{root_of(request)}/tasks/{task_id}", 303, dict(HEADERS))
+        """Redirect to the page of the id that was typed; of its first digits, to a search."""
+        text = request.query_params.get("id", "").strip()
+        if _ID_PREFIX.fullmatch(text) and len(text.replace("-", "")) < _ID_DIGITS:
+            to = f"find?id_prefix={text.lower()}"
+        else:
+            to = f"tasks/{TaskId(text)}"
+        return RedirectResponse(f"{root_of(request)}/{to}", 303, dict(HEADERS))
 
     # -- how it is shown -----------------------------------------------------------------------
 

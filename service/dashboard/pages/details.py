@@ -6,9 +6,10 @@ import base64
 import binascii
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Final, cast
+from urllib.parse import urlencode
 
 from ....engine.records.keyspace import check_name
 from ....engine.runtime.task_id import TaskId
@@ -17,6 +18,7 @@ from ....repository.api.queue import Queue
 from ....repository.api.view import LeaseTimes
 from ....repository.model.codec import CodecBytes
 from ....repository.model.encoded_tasks import to_datetime
+from ....repository.model.filters import TEXT_MAX
 from ....repository.model.values import (
     ALL_TENANTS,
     Attempt,
@@ -26,6 +28,7 @@ from ....repository.model.values import (
     Result,
     Task,
 )
+from ...shared.duration_text import seconds_of
 from ...shared.engine_status import NO_STATS
 from ..live.figures import LiveFigures
 from ..source import AnyEngine, Source, source_of
@@ -40,6 +43,7 @@ TENANTS_MAX: Final = 50
 CODEC_BYTES_MAX: Final = 64 << 10  # a codec decodes nothing larger for a page
 STATES: Final = ("ready", "delayed", "waiting", "leased", "dead")
 HISTORY: Final = "history"  # a tab beside the states
+_SOUGHT: Final = ("since", "until", "text")  # of ended tasks
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
@@ -49,6 +53,16 @@ def tenant_of(query: Mapping[str, str]) -> str | None:
     if tenant:
         check_name(tenant, "tenant")
     return tenant
+
+
+def _ago(now: datetime, age: str) -> datetime | None:
+    """The moment so long ago as a form says; None where it says nothing."""
+    if not age:
+        return None
+    try:
+        return now - timedelta(seconds=seconds_of(age))
+    except OverflowError:
+        raise UsageError(f"{age!r} is longer ago than there are dates") from None
 
 
 def queue_of(engine: AnyEngine, name: str, tenant: str | None) -> Queue:
@@ -78,7 +92,8 @@ async def queue_page(
         engine: an open one.
         figures: its status and rates.
         name: the queue's.
-        query: of the request: ``state``, ``tenant``, and ``after``, the position of a task.
+        query: of the request: ``state``, ``tenant``, and ``after``, the position of a task; of
+            ended tasks also ``since`` and ``until``, how long ago they ended, and ``text``.
 
     Raises:
         UsageError: the query asks for what there is not.
@@ -96,11 +111,21 @@ async def queue_page(
     elif tenant is not None and tenant in tenants:
         stats, n_tenants = tenants[tenant], 1
     queue = queue_of(engine, name, tenant)
+    sought = {field: query.get(field, "").strip()[:TEXT_MAX] for field in _SOUGHT}
     found: list[Task] = []
     ended = HistoryPage((), None, False)
     more = ""
     if state == HISTORY:
-        ended = await engine.history(name, tenant=tenant, limit=PAGE, cursor=after or None)
+        now = to_datetime(view.clock.wall_us())
+        ended = await engine.history(
+            name,
+            tenant=tenant,
+            limit=PAGE,
+            cursor=after or None,
+            since=_ago(now, sought["since"]),
+            until=_ago(now, sought["until"]),
+            text=sought["text"] or None,
+        )
         more = ended.cursor or ""
     else:
         found, _ = await view.page(queue, state, PAGE + 1, _position(after), payloads="none")
@@ -115,6 +140,8 @@ async def queue_page(
         "more": more,
         "tasks": found,
         "ended": ended,
+        "sought": sought,
+        "sought_query": urlencode({field: text for field, text in sought.items() if text}),
         "is_still": state == HISTORY,  # a search, not to be repeated every second
         "now": view.clock.wall_us() / 1e6,
         "stats": stats,

@@ -357,6 +357,46 @@ async def test_the_history_of_a_queue_is_a_tab_that_stands_still(engine, clock):
         assert (await client.get("/queues/mail?state=done")).status_code == 422
 
 
+async def test_ended_tasks_show_their_calls_and_are_found_by_the_time_they_ended(engine, clock):
+    mail = engine.queue("mail")
+    for to in ("ann", "bob"):
+        await mail.enqueue(b"x", function="send", preview=f"to={to!r}", labels={"of": to})
+    for _ in range(2):
+        await (await mail.claim_one()).complete()
+        clock.advance(3600)
+    async with browsing(engine) as client:
+        base = "/queues/mail?state=history"
+        page = await client.get(base)
+        assert "send(to=&#39;ann&#39;)" in page.text.replace("<strong>", "").replace(
+            "</strong>", ""
+        )
+        assert "of=bob" in page.text
+        for more, n in (
+            ("&since=90m", 1),
+            ("&until=90m", 1),
+            ("&since=3h&until=30m", 2),
+            ("&since=30m", 0),
+            ("&text=bob", 1),
+        ):
+            assert (await client.get(base + more)).text.count("data-key=") == n, more
+        assert "is meant by all" in (await client.get(f"{base}&since=30m")).text
+        assert (await client.get(f"{base}&since=soon")).status_code == 422
+        assert (await client.get(f"{base}&since=9999999d")).status_code == 422
+
+
+@pytest.mark.parametrize("cut", [8, 13, 35])
+async def test_the_first_digits_of_an_id_are_searched(engine, cut):
+    receipt = await engine.queue("mail").enqueue(b"x")
+    async with browsing(engine) as client:
+        typed = str(receipt.id)[:cut]
+        page = await client.get(f"/tasks/?id={typed.upper()}", follow_redirects=False)
+        assert (page.status_code, page.headers["location"]) == (303, f"/find?id_prefix={typed}")
+        assert str(receipt.id)[24:] in (await client.get(page.headers["location"])).text
+        whole = await client.get(f"/tasks/?id={receipt.id}", follow_redirects=False)
+        assert whole.headers["location"] == f"/tasks/{receipt.id}"
+        assert (await client.get("/tasks/?id=nonsense")).status_code == 422
+
+
 async def test_the_page_of_a_task_has_its_attempts(engine, clock):
     mail = engine.queue("mail")
     receipt = await mail.enqueue(b"x")
