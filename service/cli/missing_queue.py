@@ -10,13 +10,14 @@ import click
 from ...errors import AccessDeniedError, TaskNotFoundError
 from ...repository.api.engine import Engine
 from ...repository.model.filters import TaskFilter
-from ...repository.model.preview_arguments import argument_names
 from ...repository.model.values import QueueStats
+from ..shared.argument_names import misspelt_arguments
 from .output import shown
 
 __all__ = [
     "note_cut_previews",
     "note_missing_queue",
+    "note_misspelt_arguments",
     "note_misspelt_filter",
     "note_nothing_found",
     "note_stars",
@@ -25,7 +26,6 @@ __all__ = [
 ]
 
 _NAMES_MAX = 10
-_PREVIEWS_MAX = 100
 
 
 async def seen_queues(engine: Engine) -> Mapping[tuple[str, str], QueueStats] | None:
@@ -75,15 +75,17 @@ async def note_missing_queue(engine: Engine, queue: str, tenant: str, *, is_all:
 
 
 async def note_nothing_found(
-    engine: Engine,
-    queue: str | None,
-    tenant: str | None,
-    function: str | None,
-    arguments: Collection[str] = (),
+    engine: Engine, queue: str | None, tenant: str | None, function: str | None
 ) -> None:
     """Say on stderr that nothing was found, and what of the filter may be misspelt."""
     click.echo("nothing found", err=True)
-    await note_misspelt_filter(engine, queue, tenant, function, arguments)
+    await note_misspelt_filter(engine, queue, tenant, function)
+
+
+async def note_misspelt_arguments(engine: Engine, meant: TaskFilter) -> None:
+    """Say on stderr which arguments of a filter that means nothing no call has."""
+    for note in await misspelt_arguments(engine, meant):
+        _say(note)
 
 
 async def note_misspelt_filter(
@@ -91,7 +93,6 @@ async def note_misspelt_filter(
     queue: str | None,
     tenant: str | None,
     function: str | None,
-    arguments: Collection[str] = (),
 ) -> None:
     """Say on stderr what of a filter that matches nothing may be misspelt.
 
@@ -100,7 +101,6 @@ async def note_misspelt_filter(
         queue: the name that was given, if one was.
         tenant: whose queue; None for all.
         function: the name that was given, if one was.
-        arguments: names of arguments that were given.
     """
     if queue is not None:
         is_all = tenant is None
@@ -108,8 +108,6 @@ async def note_misspelt_filter(
         _say((await _missing(engine, queue, tenant or "", is_all=is_all, cure=cure))[0])
     if function is not None:
         await _note_function(engine, function)
-    if arguments:
-        await _note_arguments(engine, queue, tenant, function, arguments)
 
 
 async def _note_function(engine: Engine, function: str) -> None:
@@ -122,35 +120,6 @@ async def _note_function(engine: Engine, function: str) -> None:
         _say(f"no worker has published {function!r}: did you mean {', '.join(similar[:3])}?")
     elif names:
         _say(f"no worker has published {function!r}; functions here: {_listed(names)}")
-
-
-async def _note_arguments(
-    engine: Engine,
-    queue: str | None,
-    tenant: str | None,
-    function: str | None,
-    arguments: Collection[str],
-) -> None:
-    """Say which names of arguments calls have, where they have not the ones that were given.
-
-    Names are those of published functions and of the first previews that the rest of the filter
-    finds: one page.
-    """
-    published = [
-        one for one in await engine.functions(queue) if function is None or one.name == function
-    ]
-    names = [p.name for one in published for p in one.parameters or () if p.kind != "rest"]
-    seen = TaskFilter(queue=queue, tenant=tenant, function=function)
-    for task in await engine.find(seen, limit=_PREVIEWS_MAX, payloads=False):
-        names += argument_names(task.preview)
-    names = list(dict.fromkeys(names))
-    where = f" of {function!r}" if function else f" in queue {queue!r}" if queue else ""
-    for name in arguments:
-        if not names or name in names:
-            continue
-        similar = get_close_matches(name, names, n=1, cutoff=0.6)
-        cure = f"did you mean {similar[0]!r}?" if similar else f"arguments here: {_listed(names)}"
-        _say(f"no call{where} has an argument {name!r}: {cure}")
 
 
 def note_cut_previews(has_cut_previews: bool) -> None:

@@ -31,6 +31,7 @@ from ..display import (
 )
 from ..missing_queue import (
     note_cut_previews,
+    note_misspelt_arguments,
     note_misspelt_filter,
     note_nothing_found,
     note_stars,
@@ -119,11 +120,6 @@ def _pairs(given: Iterable[str], form: str) -> dict[str, str]:
     return pairs
 
 
-def _named(meant: TaskFilter) -> tuple[str | None, str | None, str | None, list[str]]:
-    """The names in a filter that may be misspelt: queue, tenant, function, arguments."""
-    return meant.queue, meant.tenant, meant.function, list(meant.arguments)
-
-
 @click.command()
 @store_argument
 @_filter_options
@@ -184,7 +180,8 @@ def find(
                 number = await engine.count(meant)
                 note_cut_previews(number.has_cut_previews)
                 if not number.count:
-                    await note_misspelt_filter(engine, *_named(meant))
+                    await note_misspelt_filter(engine, meant.queue, meant.tenant, meant.function)
+                    await note_misspelt_arguments(engine, meant)
                     note_stars(meant.text)
                 return number, [], None
             found: list[Task] = []
@@ -201,7 +198,8 @@ def find(
                 more = await engine.find(meant, limit=1, cursor=at)
                 at = None if not more.tasks and more.cursor is None else at
             if not found:
-                await note_nothing_found(engine, *_named(meant))
+                await note_nothing_found(engine, meant.queue, meant.tenant, meant.function)
+                await note_misspelt_arguments(engine, meant)
                 note_stars(meant.text)
             note_cut_previews(has_cut_previews)
             return None, found, at
@@ -331,9 +329,8 @@ def act(
                     is_all, whose = meant.tenant is None, meant.tenant or ""
                     if await refuse_misspelt_queue(engine, named, whose, is_all=is_all):
                         named = None  # it is said
-                await note_misspelt_filter(
-                    engine, named, meant.tenant, meant.function, meant.arguments
-                )
+                await note_misspelt_filter(engine, named, meant.tenant, meant.function)
+                await note_misspelt_arguments(engine, meant)
                 note_stars(meant.text)
             if not yes:
                 return {"count": number.count, "is_exact": number.is_exact}

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from ....errors import UsageError
 from ....repository.model.filters import ACTS, FILTER_STATES, FoundCount, TaskFilter
+from ...shared.argument_names import misspelt_arguments
 from ...shared.duration_text import seconds_of
 from ..source import AnyEngine, source_of
 
@@ -171,6 +172,7 @@ async def search_page(engine: AnyEngine, query: QueryParams) -> dict[str, Any]:
         "is_short": False,
         "has_cut_previews": False,
         "acts": (),
+        "hints": (),
         "is_asked": False,
         "after": query.get("cursor", ""),
         "now": source_of(engine).clock.wall_us() / 1e6,
@@ -204,6 +206,7 @@ async def search_page(engine: AnyEngine, query: QueryParams) -> dict[str, Any]:
         "has_cut_previews": page.has_cut_previews or count.has_cut_previews,
         "count": count,
         "acts": acts,
+        "hints": await misspelt_arguments(engine, search.meant) if not count.count else (),
     }
 
 

@@ -207,6 +207,15 @@ async def test_dead_letters_and_tasks_link_to_those_like_them(engine, mail):
             assert heading(await client.get(links["same reason"])) == "40 tasks"
 
 
+async def test_a_misspelt_name_of_an_argument_is_noted(engine, mail):
+    await mail.enqueue(b"x", function="send", preview="recipient='ann'")
+    async with browsing(engine) as client:
+        page = await client.get("/find?queue=mail&argument=recipiant%3Dann")
+        assert "did you mean &#39;recipient&#39;?" in page.text
+        page = await client.get("/find?queue=mail&argument=recipient%3Dbob")
+        assert "has an argument" not in page.text
+
+
 # -- acts ----------------------------------------------------------------------------------------
 
 
