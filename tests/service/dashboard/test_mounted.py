@@ -155,7 +155,7 @@ async def test_nobody_looks_whom_the_application_does_not_know(engine, task):
         ),
         ("/login", "/jobs//evil.example", "/login?next=/jobs//evil.example"),
         ("/login?a=1#x", "/jobs/find", "/login?a=1&next=/jobs/find#x"),
-        ("/login?next=/home", "/jobs/find", "/login?next=/home"),
+        ("/login?next=/start", "/jobs/find", "/login?next=/start"),
         ("https://id.example/login", "/jobs/", "https://id.example/login?next=/jobs/"),
     ],
 )
