@@ -527,6 +527,7 @@ class App(StoreBinding):
             for here in self._registry.functions.values():
                 for function in here.values():
                     self.provided(function)  # what is missing is found before anything is claimed
+                    function.check_result()
             if cron and self._registry.cron:
                 self._cron = Cron(self.backend(), self._registry.cron)
                 stack.callback(self._forget_cron)

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ov
 from ....errors import LodeqError, UsageError
 from ....repository.model.arguments import check_retry, duration_s, names_of
 from ....repository.model.flows.workflows import OnFailure
-from ....repository.model.values import AnyId, Backoff, Duration, NewTask, OnConflict
+from ....repository.model.values import AnyId, Backoff, Codec, Duration, NewTask, OnConflict
 from ..typed.signature import TypedSignature
 from .batches import batches_of
+from .control import Control
 from .provided import names_from_setup
 from .receipt import JobReceipt, ResultHost
 
@@ -52,6 +53,10 @@ T = TypeVar("T")
 
 class FunctionHost(ResultHost, Protocol):
     """The app, as far as its task functions use it to enqueue their calls."""
+
+    @property
+    def codec(self) -> Codec | None:
+        """The codec of arguments and results; None for msgpack."""
 
     carry: Callable[[Mapping[str, Any]], dict[str, Any]] | None
     """Adds headers to every task, a trace context for instance; None adds nothing."""
@@ -196,10 +201,16 @@ class TaskFunction(Generic[P, R]):
         self.is_async = _is(inspect.iscoroutinefunction, function)
         self._signature = _signature(function, name)
         self.from_setup = names_from_setup(self._signature)
-        self.typed = TypedSignature(function, name, self._signature, self.from_setup)
+        self.typed = TypedSignature(function, name, self._signature, self.from_setup, ends=Control)
+        self.check_result()
         self.batches = batches_of(function)  # of ``App.batch``
         self._plain: BoundTask[P, R] = BoundTask(app, self, {}, None)
         update_wrapper(self, function, updated=())  # do not copy attributes set on the function
+
+    def check_result(self) -> None:
+        """Raise ``UsageError`` if its results cannot be stored, as far as types are defined yet."""
+        if self._app.codec is None:
+            self.typed.check_result()
 
     @property
     def signature(self) -> inspect.Signature:

@@ -21,11 +21,13 @@ from typing import (
     NewType,
     NotRequired,
     Optional,
+    SupportsInt,
     TypedDict,
     TypeVar,
 )
 from uuid import UUID
 
+import attrs
 import msgpack
 import msgspec
 import pydantic
@@ -36,7 +38,7 @@ from lodeq.testing import worker
 from lodeq.worker import App, Snooze
 
 if TYPE_CHECKING:
-    from somewhere import Nothing
+    from somewhere import Behind, Nothing
 
 pytestmark = pytest.mark.anyio
 T = TypeVar("T")
@@ -97,6 +99,17 @@ class Dog:
     name: str
 
 
+class Name(str):
+    __slots__ = ()
+
+
+@attrs.define
+class Part:
+    _number: int
+    weight: Decimal = Decimal(0)
+    inner: list[Part] = attrs.field(factory=list)
+
+
 class Point(NamedTuple):
     x: int
     y: Decimal = Decimal(0)
@@ -123,6 +136,17 @@ class Order(pydantic.BaseModel):
 
 class Line(pydantic.BaseModel):
     amount: int
+
+
+class Touchy(pydantic.BaseModel):
+    number: int
+
+    @pydantic.field_validator("number")
+    @classmethod
+    def halves(cls, value: int) -> int:
+        if not value:
+            raise ZeroDivisionError
+        return value
 
 
 async def round_trip(annotation: Any, value: Any) -> tuple[Any, Any]:
@@ -156,7 +180,6 @@ CASES = [
     (None, None, None),
     (datetime, datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)),
     (datetime, datetime(2026, 1, 2, 5, tzinfo=BERLIN), datetime(2026, 1, 2, 3, tzinfo=UTC)),
-    (datetime, NAIVE, "2026-01-02T05:00:00"),
     (date, date(2026, 1, 2), "2026-01-02"),
     (time, time(1, 2), "01:02:00"),
     (timedelta, timedelta(hours=1), 3600),
@@ -203,6 +226,20 @@ CASES = [
     (Point, Point(1, Decimal("0.5")), {"x": 1, "y": "0.5"}),
     (Options, {"since": date(2026, 1, 2)}, {"since": "2026-01-02"}),
     (Annotated[UserId, "note"], 7, 7),
+    (Name, Name("Ann"), "Ann"),
+    (Part, Part(1, weight=Decimal("0.5")), {"_number": 1, "weight": "0.5", "inner": []}),
+    (
+        list[Part] | None,
+        [Part(1, inner=[Part(2)])],
+        [
+            {
+                "_number": 1,
+                "weight": "0",
+                "inner": [{"_number": 2, "weight": "0", "inner": []}],
+            }
+        ],
+    ),
+    (list[Cat] | list[Dog], [Cat("Tom")], [{"name": "Tom"}]),
     (Wire, Wire(ID, [1]), {"id": str(ID), "sizes": [1], "at": None}),
     (
         Order,
@@ -244,6 +281,18 @@ REFUSED = [
     (float, True, "expected float, got bool True"),
     (float, 1 << 2000, "too large"),
     (date, NAIVE, "expected date, got datetime"),
+    (datetime, NAIVE, "expected datetime with a time zone, got datetime datetime.datetime(2026"),
+    (
+        list[list[datetime]],
+        [[NOON], [NOON, NAIVE]],
+        "user[1][1]: expected datetime with a time zone",
+    ),
+    (datetime | None, NAIVE, "; pass datetime.now(UTC), or value.replace(tzinfo=…)"),
+    (Part, Part("x"), "argument user._number: expected int, got str 'x'"),
+    (Part, User("A"), "expected Part, got User"),
+    (list[Cat] | list[Dog], [Dog("Rex")], "would be read as list [Cat(name='Rex')]"),
+    (dict[str, Any] | Cat, {"$type": "Cat", "name": "x"}, "the key '$type' is taken"),
+    (Touchy, Touchy.model_construct(number=0), "a validator of Touchy raised ZeroDivisionError"),
     (timedelta, 3600, "expected timedelta, got int 3600"),
     (UUID, str(ID), "expected UUID, got str"),
     (Colour, "red", "expected Colour, got str 'red'"),
@@ -517,6 +566,73 @@ async def test_what_can_never_be_stored_is_refused_where_it_is_written():
 
     with pytest.raises(UsageError, match=r"Odd.seed is an InitVar"):
         function_of(Odd)
+
+
+async def test_naive_text_of_an_older_release_is_read():
+    assert function_of(datetime).typed.decode({"user": NAIVE.isoformat()}) == {"user": NAIVE}
+
+
+class Opaque:
+    pass
+
+
+@dataclass
+class Holder:
+    one: Opaque
+
+
+@pytest.mark.parametrize(
+    ("annotation", "where"),
+    [
+        (Opaque, "the result is Opaque"),
+        (Opaque | Snooze | None, "the result is Opaque"),
+        (dict[str, list[Opaque]], "the result[][] is Opaque"),
+        (Holder, "the result.one is Opaque"),
+        (tuple[int, Holder], "the result[1].one is Opaque"),
+    ],
+)
+async def test_a_result_that_cannot_be_stored_is_refused_where_it_is_written(annotation, where):
+    async def send(): ...
+
+    send.__annotations__ = {"return": annotation}
+    with pytest.raises(UsageError, match="give the app a codec") as caught:
+        App().task("typed")(send)
+    assert where in str(caught.value)
+
+    class Codec:
+        def encode(self, value: Any) -> bytes:
+            raise NotImplementedError
+
+        def decode(self, data: bytes) -> Any:
+            raise NotImplementedError
+
+    App(codec=Codec()).task("typed")(send)
+
+
+@dataclass
+class Early:
+    late: Behind
+
+
+async def test_a_result_defined_further_down_is_refused_before_anything_is_claimed(monkeypatch):
+    app = App()
+
+    @app.task("typed")
+    async def send() -> Early:
+        raise AssertionError
+
+    monkeypatch.setitem(globals(), "Behind", Opaque)  # the module is loaded by now
+    with pytest.raises(UsageError, match=r"the result\.late is Opaque"):
+        async with worker(app):
+            pass
+
+
+@pytest.mark.parametrize("annotation", [Snooze, int | Snooze, SupportsInt, Name, None])
+async def test_what_ends_a_run_and_what_may_be_plain_is_no_refused_result(annotation):
+    async def send(): ...
+
+    send.__annotations__ = {"return": annotation}
+    App().task("typed")(send)
 
 
 async def test_a_value_too_deep_is_refused():
