@@ -36,6 +36,7 @@ from .run.limits import Gate, RunSlots
 from .run.provided import NOTHING, value_from
 from .run.reasons import format_error
 from .run.task_run import Handlers, Middleware
+from .run.uniqueness import UniqueBy
 from .signals import signals, until_signalled
 from .store_wait import until_reached
 from .worker import Worker
@@ -161,6 +162,9 @@ class App(StoreBinding):
         queue_concurrency: int | None = None,
         rate: str | None = None,
         max_inflight_per_tenant: int | None = None,
+        unique: bool = False,
+        unique_by: UniqueBy | None = None,
+        middleware: Sequence[Middleware] = (),
     ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]:
         """Make the decorated function a task function. docs/worker.md describes the options.
 
@@ -180,6 +184,10 @@ class App(StoreBinding):
             queue_concurrency: leases at once of the queue, over all processes; 1 to 1,000,000.
             rate: starts of the queue in a period, over all processes: ``"100/m"``, ``"3/10s"``.
             max_inflight_per_tenant: runs at once of one tenant of the queue, 1 to 10,000.
+            unique: at most one live task of a tenant has the same arguments.
+            unique_by: … the same of these: names of parameters, or a callable that gets all
+                arguments as attributes and returns a plain value.
+            middleware: as ``App.middleware``, around this function alone; inside the app's.
 
         Raises:
             UsageError: an option is wrong, the name is taken in this queue, or another function of
@@ -206,7 +214,16 @@ class App(StoreBinding):
 
         def register(function: Callable[P, R]) -> TaskFunction[P, R]:
             given = name if name is not None else getattr(function, "__name__", "")
-            made = TaskFunction(self, function, given, queue, policy)
+            made = TaskFunction(
+                self,
+                function,
+                given,
+                queue,
+                policy,
+                middleware=middleware,
+                unique=unique,
+                unique_by=unique_by,
+            )
             self._registry.add(made)
             if self._bound is not None:
                 self.adopt()

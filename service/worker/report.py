@@ -79,6 +79,8 @@ def published_function(
         has_codec=has_codec,
         faces=faces,
         is_redacted=is_redacted,
+        unique=() if function.unique is None else function.unique.names,
+        defaults=None if function.unique is None else function.unique.defaults or None,
     )
 
 

@@ -24,6 +24,7 @@ from .batches import batches_of
 from .control import Control
 from .provided import names_from_setup
 from .receipt import JobReceipt, ResultHost
+from .uniqueness import UniqueBy, uniqueness_of
 
 if TYPE_CHECKING:
     from ....repository.api.queue import Queue
@@ -190,7 +191,16 @@ class TaskFunction(Generic[P, R]):
     """
 
     def __init__(
-        self, app: FunctionHost, function: Callable[P, R], name: str, queue: str, policy: Policy
+        self,
+        app: FunctionHost,
+        function: Callable[P, R],
+        name: str,
+        queue: str,
+        policy: Policy,
+        *,
+        middleware: Sequence[Any] = (),
+        unique: bool = False,
+        unique_by: UniqueBy | None = None,
     ) -> None:
         _check(function, name)
         self._app = app
@@ -203,6 +213,12 @@ class TaskFunction(Generic[P, R]):
         self.from_setup = names_from_setup(self._signature)
         self.typed = TypedSignature(function, name, self._signature, self.from_setup, ends=Control)
         self.check_result()
+        self.middleware = tuple(middleware)
+        if not all(map(callable, self.middleware)):
+            raise UsageError(f"{name}: middleware takes functions of a context and call_next")
+        self.unique = uniqueness_of(
+            name, self.signature, self.typed, unique=unique, unique_by=unique_by
+        )
         self.batches = batches_of(function)  # of ``App.batch``
         self._plain: BoundTask[P, R] = BoundTask(app, self, {}, None)
         update_wrapper(self, function, updated=())  # do not copy attributes set on the function
@@ -260,7 +276,8 @@ class TaskFunction(Generic[P, R]):
             run_at: an aware datetime before which it is not claimed.
             ttl: seconds after which the task expires unless it is leased; None takes the
                 function's.
-            dedup_key: at most one live task of the queue and tenant has this key.
+            dedup_key: at most one live task of the queue and tenant has this key; instead of the
+                one that ``unique=`` makes of the arguments.
             dedup_window: seconds from the enqueue for which the key stays taken, if that is longer.
             on_conflict: when the key is taken: ``return`` the holder's receipt, ``raise``
                 DuplicateTaskError, or ``replace`` a holder that is not leased.
@@ -528,6 +545,8 @@ class BoundTask(Generic[P, R]):
             "headers": self._headers if carry is None else carry(self._headers),
         }
         arguments = function.payload(args, kwargs)
+        if function.unique is not None and "dedup_key" not in options:
+            options["dedup_key"] = function.unique.key(arguments, args, kwargs)
         labels = options.pop("labels", None)
         options |= self._app.face_of(function.name, arguments, labels, is_for_store=is_for_store)
         return NewTask(arguments, queue=function.queue, **options)

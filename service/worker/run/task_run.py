@@ -121,14 +121,16 @@ class Handlers:
         found = [one.batches for one in self._functions[queue].values()]
         return found[0] if found else None
 
-    async def call(self, context: Context, call: Callable[[], Any]) -> Any:
-        """Call the function inside the middleware."""
+    async def call(
+        self, context: Context, own: Sequence[Middleware], call: Callable[[], Any]
+    ) -> Any:
+        """Call the function inside the middleware: its ``own`` is inside the app's."""
 
         async def innermost() -> Any:
             return await (call() if context.permit is None else context.permit.call(call))
 
         chain: CallNext = innermost
-        for middleware in reversed(self._middleware):
+        for middleware in reversed((*self._middleware, *own)):
             chain = partial(middleware, context, chain)
         return await chain()
 
@@ -289,7 +291,7 @@ async def _attempt(
                 timer = later(timeout_s, lambda: context.stop("timeout"))
             with running_in(context):
                 call = partial(function.function, *args, **kwargs)
-                value = await handlers.call(context, call)
+                value = await handlers.call(context, function.middleware, call)
                 if value is None and context.gave_up:
                     return RELEASED
                 outcome = outcome_of(value)
