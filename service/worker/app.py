@@ -532,6 +532,7 @@ class App(StoreBinding):
             redaction=self._redaction,
             owns_signals=self._owns_signals,
             cleanup_s=self._cleanup_s,
+            signatures={(one.queue, one.name): one.signature for one in self.published()},
         )
 
     @asynccontextmanager
@@ -616,11 +617,16 @@ class App(StoreBinding):
         raised: Exception | None = None
         known = self.published()
         async with self.prepared() as cron:
-            worker = Worker(
-                backend, self._handlers(), cron, name=self.name, grace_s=grace_s, slots=slots
-            )
+            handlers = self._handlers()
+            worker = Worker(backend, handlers, cron, name=self.name, grace_s=grace_s, slots=slots)
             worker.beats = Beats(
-                backend, self.name, tuple(served), known, lambda: worker.running, cron
+                backend,
+                self.name,
+                tuple(served),
+                known,
+                lambda: worker.running,
+                cron,
+                handlers.elsewhere.unknown,
             )
             async with anyio.create_task_group() as group:
                 group.start_soon(worker.run, served)
