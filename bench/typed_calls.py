@@ -2,8 +2,8 @@
 
 One process, one store for each group of variants; a round makes the cycles of every variant, one
 after the other, in an order that turns from round to round. A figure is the CPU time of the process
-a cycle; a ratio is the median of the rounds' ratios, its interval holds the true median in 95 of 100
-cases. The load of the machine before and after is printed beside it.
+a cycle; a ratio is the median of the rounds' ratios, and its interval holds the true median in 95
+of 100 cases. The load of the machine before and after is printed beside it.
 """
 
 from __future__ import annotations

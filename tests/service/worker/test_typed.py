@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,12 +28,17 @@ from typing import (
 )
 from uuid import UUID
 
+import anyio
 import attrs
 import msgpack
 import msgspec
 import pydantic
 import pytest
+from support_cli import objects
+from support_dashboard import browsing
+from support_http import serving, socket_path
 
+import lodeq
 from lodeq import UsageError
 from lodeq.testing import worker
 from lodeq.worker import App, Snooze
@@ -655,3 +661,87 @@ async def test_a_codec_gets_plain_values_and_unknown_classes():
     function = function_of(dict[str, Odd])
     assert function.new({"a": odd}).payload == {"user": {"a": odd}}
     assert function.typed.decode({"user": {"a": odd}}) == {"user": {"a": odd}}
+
+
+MORE = [
+    (memoryview, memoryview(b"x"), b"x"),
+    (Decimal, Decimal("NaN"), "NaN"),
+    (dict[date, Decimal], {date(2026, 1, 2): Decimal("1.0")}, {"2026-01-02": "1.0"}),
+    (bytes | None, b"x", b"x"),
+    (list[list[datetime]], [[NOON], []], [[NOON], []]),
+    (dict[str, Cat | Dog], {"a": Dog("Rex")}, {"a": {"$type": "Dog", "name": "Rex"}}),
+    (tuple[Decimal, bytes] | None, (Decimal("0.1"), b"x"), ["0.1", b"x"]),
+    (list[Optional[User]], [None, User("A")], None),  # noqa: UP045
+]
+
+
+async def test_every_type_holds_on_every_way_to_see_it():
+    """Enqueued, run, dead, redriven, run again; over HTTP, the command line and a dashboard."""
+    cases = [*CASES, *MORE]
+    assert len(cases) >= 60
+    app, got, fails = App(name="test"), {}, set()
+
+    def function_for(number, annotation):
+        async def take(value):
+            got.setdefault(number, []).append(value)
+            if number not in fails:
+                fails.add(number)
+                raise RuntimeError("the first time")
+            return value
+
+        take.__annotations__ = {"value": annotation, "return": annotation}
+        return app.task(f"q{number}", name=f"take{number}", max_attempts=1)(take)
+
+    functions = [function_for(number, case[0]) for number, case in enumerate(cases)]
+    with socket_path() as path:
+        async with worker(app) as bench, serving(bench.engine, path=path) as url:
+            engine = bench.engine
+            receipts = [
+                await function.enqueue(case[1])
+                for function, case in zip(functions, cases, strict=True)
+            ]
+            assert (await app.drain(errors="keep")).dead == len(cases)
+            async with lodeq.connect(url) as client, browsing(engine) as pages:
+                for number, (receipt, (annotation, _, stored)) in enumerate(
+                    zip(receipts, cases, strict=True)
+                ):
+                    task = await client.get(receipt.id)
+                    assert task.state == "dead", annotation
+                    if stored is not None:
+                        assert task.payload == {"value": stored}, annotation
+                    assert (await pages.get(f"/tasks/{receipt.id}")).status_code == 200
+                    assert await client.queue(f"q{number}").redrive() == 1
+                assert (await app.drain(errors="keep")).completed == len(cases)
+                shown = {}
+                for receipt in receipts:
+                    (one,) = await anyio.to_thread.run_sync(objects, "show", url, receipt.id)
+                    shown[receipt.id] = one
+                for number, (receipt, (annotation, value, stored)) in enumerate(
+                    zip(receipts, cases, strict=True)
+                ):
+                    for run in got[number]:
+                        assert same(run, value), annotation
+                    assert len(got[number]) == 2
+                    result = await receipt.result()
+                    assert same(result.value, value), annotation
+                    remote = await client.result(receipt.id)
+                    if stored is not None:
+                        assert remote.value == stored, annotation
+                    page = await pages.get(f"/tasks/{receipt.id}")
+                    assert page.status_code == 200
+                    assert f"take{number}" in page.text
+                    assert shown[receipt.id]["state"] == "completed"
+                    text = plainly(stored)
+                    assert text is None or text in json.dumps(shown[receipt.id]), annotation
+
+
+def same(one, other):
+    """Equal and of one type; NaN is NaN."""
+    if isinstance(other, Decimal) and other.is_nan():
+        return isinstance(one, Decimal) and one.is_nan()
+    return one == other and (type(one) is type(other) or isinstance(other, int))
+
+
+def plainly(stored):
+    """Text that people have to see of what is stored, if it is text."""
+    return json.dumps(stored) if isinstance(stored, str) else None
