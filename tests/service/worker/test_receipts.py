@@ -208,14 +208,20 @@ NO_VARIANT = (
 WRONG = [
     NO_VARIANT.format("TaskFunction"),
     NO_VARIANT.format("BoundTask"),
-    'error: Argument 1 to "new" of "TaskFunction" has incompatible type "str"; expected "int"  '
-    "[arg-type]",
+    (
+        'error: Argument 1 to "new" of "TaskFunction" has incompatible type "str"; expected "int"  '
+        "[arg-type]"
+    ),
     'error: Missing positional argument "b" in call to "enqueue" of "TaskFunction"  [call-arg]',
-    'error: Argument "b" to "enqueue_sync" of "TaskFunction" has incompatible type "str"; '
-    'expected "int"  [arg-type]',
+    (
+        'error: Argument "b" to "enqueue_sync" of "TaskFunction" has incompatible type "str"; '
+        'expected "int"  [arg-type]'
+    ),
     'error: "Report" has no attribute "line"; maybe "lines"?  [attr-defined]',
-    'error: Argument "unique_by" to "task" of "App" has incompatible type "int"; expected '
-    '"str | Sequence[str] | Callable[[Any], Any] | None"  [arg-type]',
+    (
+        'error: Argument "unique_by" to "task" of "App" has incompatible type "int"; expected '
+        '"str | Sequence[str] | Callable[[Any], Any] | None"  [arg-type]'
+    ),
 ]
 TYPED = """
 from dataclasses import dataclass
