@@ -8,6 +8,7 @@ import enum
 import types
 from collections import abc
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import partial
 from typing import (
     Annotated,
@@ -31,7 +32,7 @@ from .containers import FixedTuple, ListShape, MapShape, UnionShape, check_key
 from .models import PydanticShape, StructShape, is_attrs, is_pydantic, is_struct
 from .objects import Field, FieldsShape, attrs_fields, dataclass_fields
 from .resolve import hints_of_class, is_ready, type_variables
-from .scalars import EnumShape, LiteralShape, OpaqueShape, scalar
+from .scalars import EnumShape, LiteralShape, MomentShape, OpaqueShape, scalar
 from .shape import Shape
 
 __all__ = ["Builder"]
@@ -69,9 +70,11 @@ class Builder:
 
     Args:
         names: local names where the function was registered, for annotations in strings.
+        takes_naive: datetimes may have no time zone.
     """
 
-    def __init__(self, names: Mapping[str, Any]) -> None:
+    def __init__(self, names: Mapping[str, Any], *, takes_naive: bool = False) -> None:
+        self._takes_naive = takes_naive
         self.names = dict(names)
         self._made: dict[Any, Shape] = {}
 
@@ -97,6 +100,8 @@ class Builder:
             annotation = type(None)
         if annotation in (Any, object) or isinstance(annotation, str | TypeVar):
             return _FREE
+        if annotation is datetime and self._takes_naive:
+            return MomentShape(takes_naive=True)
         found = scalar(annotation)
         return found if found is not None else self._compound(annotation, known)
 

@@ -187,14 +187,17 @@ class MomentShape(TextShape):
 
     wire = frozenset({"str", "time"})
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_naive: bool = False) -> None:
         super().__init__(datetime, datetime.isoformat, _moment)
+        self._takes_naive = takes_naive  # of a result: its work is done
 
     def encode(self, value: Any) -> Any:
         """See ``Shape``."""
         if not isinstance(value, datetime):
             raise Mismatch.expected(self.text, value)
         if value.utcoffset() is None:
+            if self._takes_naive:
+                return value.isoformat()
             wrong = Mismatch.expected("datetime with a time zone", value)
             raise Mismatch(f"{wrong.what}; pass datetime.now(UTC), or value.replace(tzinfo=…)")
         try:

@@ -73,7 +73,9 @@ class TypedSignature:
         try:
             if name == "return":
                 annotation = self._without_ends(_value_of(annotation))
-                self._result = self._builder.shape(annotation)
+                # What cannot be stored of a result is lost, and its work would be done again.
+                builder = Builder(self._names, takes_naive=True)
+                self._result = builder.shape(annotation)
             else:
                 self._shapes[name] = self._builder.shape(annotation)
         except UsageError as error:

@@ -578,6 +578,20 @@ async def test_naive_text_of_an_older_release_is_read():
     assert function_of(datetime).typed.decode({"user": NAIVE.isoformat()}) == {"user": NAIVE}
 
 
+async def test_a_naive_time_in_a_result_loses_no_work():
+    app = App()
+
+    @app.task("typed")
+    async def ends() -> dict[str, datetime]:
+        return {"at": NAIVE}
+
+    async with worker(app):
+        receipt = await ends.enqueue()
+        assert (await app.drain()).completed == 1
+        result = await receipt.result()
+        assert result.value == {"at": NAIVE}
+
+
 class Opaque:
     pass
 
