@@ -108,7 +108,13 @@ if TYPE_CHECKING:
         ShardStats,
         Task,
     )
-    from .repository.model.workers import CronTick, RunningTask, WorkerReport
+    from .repository.model.workers import (
+        CronTick,
+        KnownFunction,
+        RunningTask,
+        UnknownFunction,
+        WorkerReport,
+    )
     from .repository.tasks.lease import Lease
 
     COMPILED: bool  # whether the hot path runs compiled
@@ -149,6 +155,7 @@ __all__ = [
     "IngestedJob",
     "InvalidNameError",
     "InvariantError",
+    "KnownFunction",
     "LatencySummary",
     "Lease",
     "LeaseLostError",
@@ -198,6 +205,7 @@ __all__ = [
     "TaskId",
     "TaskNotFoundError",
     "UnknownDependencyError",
+    "UnknownFunction",
     "UnreachableError",
     "UsageError",
     "VerifyReport",
@@ -267,7 +275,13 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "WorkflowInfo",
         "WorkflowPage",
     ),
-    "repository.model.workers": ("CronTick", "RunningTask", "WorkerReport"),
+    "repository.model.workers": (
+        "CronTick",
+        "KnownFunction",
+        "RunningTask",
+        "UnknownFunction",
+        "WorkerReport",
+    ),
     "repository.tasks.lease": ("Lease",),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}

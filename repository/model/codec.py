@@ -6,8 +6,9 @@ of the three is in the record's flags, so a value comes back as what it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 import msgpack
@@ -42,6 +43,8 @@ _UNPACK_ERRORS = (
 )
 # How a moment before 1970 or after 2514 starts: the one kind that may not be a datetime.
 _FAR_TIME = b"\xc7\x0c\xff"
+DEPTH_SHOWN: Final = 16  # steps of the place in an error
+PARTS_TRIED: Final = 10_000  # of one list or map, to find it
 # One packer for small maps of text: to make one takes longer than they do.
 _pack: Final = msgpack.Packer().pack
 SHORT_CHARS: Final = 255
@@ -61,6 +64,33 @@ class PackedBytes(bytes):
     """Bytes that msgpack has packed, stored or passed on as they are, never decoded."""
 
     __slots__ = ()
+
+
+def _wrong_at(value: Any) -> str:
+    """The place of the first part that msgpack does not carry: ``['at'][2]``; empty if unknown."""
+    path = ""
+    for _ in range(DEPTH_SHOWN):
+        if isinstance(value, dict):
+            parts: Iterable[tuple[Any, Any]] = value.items()
+        elif isinstance(value, list | tuple):
+            parts = enumerate(value)
+        else:
+            break
+        for step, part in islice(parts, PARTS_TRIED):
+            try:
+                msgpack.packb(part, datetime=True)
+            except (TypeError, ValueError, OverflowError, RecursionError):
+                path, value = f"{path}[{step!r:.60}]", part
+                break
+        else:
+            break
+    return path
+
+
+def _cure(error: Exception) -> str:
+    if "tzinfo=None" in str(error):
+        return "give it a time zone: datetime.now(UTC), or value.replace(tzinfo=…)"
+    return "give bytes, plain data, or a codec"
 
 
 def encode_value(value: Any, codec: Codec | None, limit: int, what: str) -> tuple[int, bytes]:
@@ -89,7 +119,7 @@ def encode_value(value: Any, codec: Codec | None, limit: int, what: str) -> tupl
             kind, data = MSGPACK, msgpack.packb(value, datetime=True)
         except (TypeError, ValueError, OverflowError, RecursionError) as exc:
             raise UsageError(
-                f"{what} cannot be packed by msgpack ({exc}): give bytes, plain data, or a codec"
+                f"{what}{_wrong_at(value)} cannot be packed by msgpack ({exc}): {_cure(exc)}"
             ) from exc
         if _FAR_TIME in data:
             try:

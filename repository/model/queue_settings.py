@@ -49,8 +49,9 @@ FUNCTION_PREFIX: Final = "function "  # of who has set what a task function decl
 STARTS_MAX: Final = 100_000  # starts that a rate remembers
 CONCURRENCY_MAX: Final = 1_000_000
 _COUNT_MAX: Final = 1 << 62
-_PERIODS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_RATE: Final = re.compile(r"(\d{1,6})\s*/\s*(\d{0,5})\s*([smhd])")
+_PERIODS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_RATE: Final = re.compile(r"(\d{1,6})\s*/\s*(\d{0,9})\s*(ms|[smhd])(\s+smooth)?")
+PERIOD_MS_MAX: Final = 100_000 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +96,34 @@ SETTING_NAMES: Final = (
 
 
 def parse_rate(text: object) -> tuple[int, int]:
-    """(starts, period in milliseconds) of ``"100/m"`` or ``"3/10s"``."""
+    """(starts, period in milliseconds) of ``"100/m"``, ``"3/10s"`` or ``"10/s smooth"``."""
     found = _RATE.fullmatch(text) if isinstance(text, str) else None
     count = int(found[1]) if found else 0
-    length = int(found[2] or 1) if found else 0
-    if found is None or not 1 <= count <= STARTS_MAX or not length:
+    period_ms = int(found[2] or 1) * _PERIODS_MS[found[3]] if found else 0
+    if found is None or not 1 <= count <= STARTS_MAX or not 1 <= period_ms < PERIOD_MS_MAX:
         raise UsageError(
-            f"expected a rate such as '100/m' or '3/10s' (1 to 100,000 starts; s, m, h or d, "
-            f"with a number before it if needed), got {text!r}"
+            f"expected a rate such as '100/m', '3/10s' or '10/s smooth' (1 to 100,000 starts; ms, "
+            f"s, m, h or d, with a number before it if needed), got {text!r}"
         )
-    return count, length * _PERIODS_MS[found[3]]
+    return _smoothed(count, period_ms) if found[4] else (count, period_ms)
+
+
+def _smoothed(count: int, period_ms: int) -> tuple[int, int]:
+    """A rate of few starts in a short period that nowhere exceeds the one given.
+
+    Of all that reach 95 % of it, in whole milliseconds, the one with the fewest starts at once.
+    """
+    for few in range(1, count):
+        short_ms = -(-period_ms // (count // few))
+        if few * period_ms >= 0.95 * count * short_ms:
+            return few, short_ms
+    return count, period_ms
 
 
 def rate_text(rate: tuple[int, int]) -> str:
     """The inverse of ``parse_rate``, in the largest unit that is exact."""
     count, period_ms = rate
-    unit = next((u for u in "dhms" if period_ms % _PERIODS_MS[u] == 0), "s")
+    unit = next(u for u in ("d", "h", "m", "s", "ms") if period_ms % _PERIODS_MS[u] == 0)
     length = period_ms // _PERIODS_MS[unit]
     return f"{count}/{'' if length == 1 else length}{unit}"
 

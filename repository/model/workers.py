@@ -12,17 +12,25 @@ from ...errors import UsageError
 from .arguments import check_worker
 
 __all__ = [
+    "KNOWN_MAX",
     "RUNS_MAX",
+    "UNKNOWN_MAX",
     "UPCOMING_MAX",
     "CronTick",
+    "KnownFunction",
     "RunningTask",
+    "UnknownFunction",
     "WorkerReport",
     "check_report",
+    "notes_on_versions",
     "report_of_worker",
     "worker_doc",
 ]
 
 RUNS_MAX: Final = 64  # of a report
+_SHOWN_MAX: Final = 4
+KNOWN_MAX: Final = 256
+UNKNOWN_MAX: Final = 64
 QUEUES_MAX: Final = 1024
 TICKS_MAX: Final = 256
 UPCOMING_MAX: Final = 5  # next ticks of a schedule
@@ -60,12 +68,37 @@ class CronTick:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownFunction:
+    """A function that a worker has; ``signature`` is a hash of its name and parameters."""
+
+    queue: str
+    function: str
+    signature: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownFunction:
+    """A function, or a version of one, that a worker has been offered and does not have.
+
+    ``tasks`` that it has given back lately, of which ``stranded`` for more than ten minutes; the
+    oldest was enqueued at ``oldest_at``.
+    """
+
+    queue: str
+    function: str
+    tasks: int = 0
+    stranded: int = 0
+    oldest_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReport:
     """A live worker: what it serves, and what it runs now.
 
     ``version`` is a hash of its functions and their policies: two deployed versions differ in it,
     and the newest start (``is_newest``) wins for new tasks. ``running`` has the first 64 of
-    ``running_count`` runs. ``beat_age`` is in seconds, since the store heard of it last.
+    ``running_count`` runs. ``beat_age`` is in seconds, since the store heard of it last. ``known``
+    has the first 256 of its functions, ``unknown`` those that it was asked for and does not have.
     """
 
     name: str
@@ -80,6 +113,8 @@ class WorkerReport:
     is_over: bool = False
     beat_age: float = 0.0
     is_newest: bool = True
+    known: Sequence[KnownFunction] = ()
+    unknown: Sequence[UnknownFunction] = ()
 
 
 def check_report(given: WorkerReport) -> WorkerReport:
@@ -95,6 +130,8 @@ def check_report(given: WorkerReport) -> WorkerReport:
         ("queues", given.queues, str, QUEUES_MAX),
         ("running", given.running, RunningTask, RUNS_MAX),
         ("ticks", given.ticks, CronTick, TICKS_MAX),
+        ("known", given.known, KnownFunction, KNOWN_MAX),
+        ("unknown", given.unknown, UnknownFunction, UNKNOWN_MAX),
     ):
         is_list = isinstance(several, list | tuple) and len(several) <= most
         if not is_list or not all(isinstance(one, kind) for one in several):
@@ -106,7 +143,7 @@ def check_report(given: WorkerReport) -> WorkerReport:
             raise UsageError(f"upcoming of a tick must be at most {UPCOMING_MAX} datetimes")
         for at in tick.upcoming:
             _check_field("upcoming", at, datetime)
-    for one in (given, *given.running, *given.ticks):
+    for one in (given, *given.running, *given.ticks, *given.known, *given.unknown):
         for name, kinds in _FIELDS[type(one)].items():
             _check_field(name, getattr(one, name), *kinds)
     return given
@@ -134,6 +171,14 @@ _FIELDS: Final[dict[type[Any], dict[str, tuple[type[Any], ...]]]] = {
         "seconds": _SECONDS,
         "progress": (int, float, NoneType),
         "note": _TEXT,
+    },
+    KnownFunction: {"queue": _TEXT, "function": _TEXT, "signature": _TEXT},
+    UnknownFunction: {
+        "queue": _TEXT,
+        "function": _TEXT,
+        "tasks": _WHOLE,
+        "stranded": _WHOLE,
+        "oldest_at": _TIME,
     },
     CronTick: {
         "queue": _TEXT,
@@ -172,6 +217,49 @@ _WORDS: Final = {
 }
 
 
+def notes_on_versions(
+    reports: Sequence[WorkerReport],
+    published: Mapping[tuple[str, str], tuple[str, datetime | None]],
+) -> list[str]:
+    """Say which tasks no worker takes that has been offered them, and where versions differ.
+
+    Args:
+        reports: of live workers.
+        published: signature of each function and when it was published, by queue and name.
+    """
+    has: dict[tuple[str, str], dict[str, list[str]]] = {}  # workers by signature
+    lacks: dict[tuple[str, str], list[tuple[UnknownFunction, str]]] = {}
+    for report in reports:
+        for known in report.known:
+            workers = has.setdefault((known.queue, known.function), {})
+            workers.setdefault(known.signature, []).append(report.name)
+        for unknown in report.unknown:
+            lacks.setdefault((unknown.queue, unknown.function), []).append((unknown, report.name))
+    notes = []
+    for (queue, function), several in sorted(lacks.items()):
+        tasks, stranded = (max(getattr(u, f) for u, _ in several) for f in ("tasks", "stranded"))
+        by = has.get((queue, function), {})
+        who = "; ".join(f"version {one} is in {_some(names)}" for one, names in sorted(by.items()))
+        signature, at = published.get((queue, function), ("", None))
+        if not who and at is not None:
+            who = f"version {signature} was published {at:%Y-%m-%d %H:%M:%S}, by no worker listed"
+        what = f"{stranded} stranded of {tasks}" if stranded else str(tasks)
+        notes.append(
+            f"{what} task{'' if tasks == 1 else 's'} of queue {queue!r} for {function!r}, which "
+            f"{_some([name for _, name in several])} cannot run: "
+            f"{who or 'no worker listed has it, and it is not published'}"
+        )
+    for (queue, function), by in sorted(has.items()):
+        if len(by) > 1:
+            versions = "; ".join(f"{one} in {_some(names)}" for one, names in sorted(by.items()))
+            notes.append(f"{function!r} of queue {queue!r} has several versions: {versions}")
+    return notes
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN_MAX]) + (", …" if len(names) > _SHOWN_MAX else "")
+
+
 def worker_doc(report: WorkerReport) -> dict[str, Any]:
     """Write a report."""
     doc = _plain(report)
@@ -180,6 +268,8 @@ def worker_doc(report: WorkerReport) -> dict[str, Any]:
     doc["ticks"] = [
         _plain(one) | {"upcoming": [at.isoformat() for at in one.upcoming]} for one in report.ticks
     ]
+    doc["known"] = [_plain(one) for one in report.known]
+    doc["unknown"] = [_plain(one) for one in report.unknown]
     return doc
 
 
@@ -200,6 +290,12 @@ def report_of_worker(doc: Mapping[str, Any]) -> WorkerReport:
             RunningTask(**_known(RunningTask, one)) for one in given.get("running", ())
         )
         given["ticks"] = tuple(CronTick(**_known(CronTick, one)) for one in given.get("ticks", ()))
+        given["known"] = tuple(
+            KnownFunction(**_known(KnownFunction, one)) for one in given.get("known", ())
+        )
+        given["unknown"] = tuple(
+            UnknownFunction(**_known(UnknownFunction, one)) for one in given.get("unknown", ())
+        )
         return WorkerReport(**given)
     except (AttributeError, TypeError, ValueError) as exc:
         raise UsageError(f"no report of a worker: {exc}") from exc

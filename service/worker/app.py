@@ -36,6 +36,7 @@ from .run.limits import Gate, RunSlots
 from .run.provided import NOTHING, value_from
 from .run.reasons import format_error
 from .run.task_run import Handlers, Middleware
+from .run.uniqueness import UniqueBy
 from .signals import signals, until_signalled
 from .store_wait import until_reached
 from .worker import Worker
@@ -161,6 +162,9 @@ class App(StoreBinding):
         queue_concurrency: int | None = None,
         rate: str | None = None,
         max_inflight_per_tenant: int | None = None,
+        unique: bool = False,
+        unique_by: UniqueBy | None = None,
+        middleware: Sequence[Middleware] = (),
     ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]:
         """Make the decorated function a task function. docs/worker.md describes the options.
 
@@ -180,6 +184,10 @@ class App(StoreBinding):
             queue_concurrency: leases at once of the queue, over all processes; 1 to 1,000,000.
             rate: starts of the queue in a period, over all processes: ``"100/m"``, ``"3/10s"``.
             max_inflight_per_tenant: runs at once of one tenant of the queue, 1 to 10,000.
+            unique: at most one live task of a tenant has the same arguments.
+            unique_by: … the same of these: names of parameters, or a callable that gets all
+                arguments as attributes and returns a plain value.
+            middleware: as ``App.middleware``, around this function alone; inside the app's.
 
         Raises:
             UsageError: an option is wrong, the name is taken in this queue, or another function of
@@ -206,7 +214,16 @@ class App(StoreBinding):
 
         def register(function: Callable[P, R]) -> TaskFunction[P, R]:
             given = name if name is not None else getattr(function, "__name__", "")
-            made = TaskFunction(self, function, given, queue, policy)
+            made = TaskFunction(
+                self,
+                function,
+                given,
+                queue,
+                policy,
+                middleware=middleware,
+                unique=unique,
+                unique_by=unique_by,
+            )
             self._registry.add(made)
             if self._bound is not None:
                 self.adopt()
@@ -515,6 +532,7 @@ class App(StoreBinding):
             redaction=self._redaction,
             owns_signals=self._owns_signals,
             cleanup_s=self._cleanup_s,
+            signatures={(one.queue, one.name): one.signature for one in self.published()},
         )
 
     @asynccontextmanager
@@ -527,6 +545,7 @@ class App(StoreBinding):
             for here in self._registry.functions.values():
                 for function in here.values():
                     self.provided(function)  # what is missing is found before anything is claimed
+                    function.check_result()
             if cron and self._registry.cron:
                 self._cron = Cron(self.backend(), self._registry.cron)
                 stack.callback(self._forget_cron)
@@ -598,11 +617,16 @@ class App(StoreBinding):
         raised: Exception | None = None
         known = self.published()
         async with self.prepared() as cron:
-            worker = Worker(
-                backend, self._handlers(), cron, name=self.name, grace_s=grace_s, slots=slots
-            )
+            handlers = self._handlers()
+            worker = Worker(backend, handlers, cron, name=self.name, grace_s=grace_s, slots=slots)
             worker.beats = Beats(
-                backend, self.name, tuple(served), known, lambda: worker.running, cron
+                backend,
+                self.name,
+                tuple(served),
+                known,
+                lambda: worker.running,
+                cron,
+                handlers.elsewhere.unknown,
             )
             async with anyio.create_task_group() as group:
                 group.start_soon(worker.run, served)

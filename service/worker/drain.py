@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ...repository.api.queue import Queue
     from ...repository.tasks.lease import Lease
     from .run.backend import WorkerBackend
+    from .run.batches import Batches
 
 __all__ = ["DrainReport", "drain"]
 
@@ -95,6 +96,10 @@ async def drain(
         if outcome.error is not None and not isinstance(outcome.error, Control):
             errors.append(outcome.error)
 
+    async def run_of_batch(lease: Lease, batches: Batches) -> None:
+        await run(lease)
+        batches.one_has_ended()
+
     try:
         while leases := await backend.engine.claim(queues, worker="drain"):
             (lease,) = leases
@@ -112,7 +117,7 @@ async def drain(
                 with guarded_loop(), batches.exactly(len(leases)):
                     async with anyio.create_task_group() as group:
                         for one in leases:
-                            group.start_soon(run, one)
+                            group.start_soon(run_of_batch, one, batches)
             if raises and errors:
                 raise errors[0]
     finally:

@@ -24,10 +24,19 @@ from ...repository.model.calls.functions import (
     cut,
 )
 from ...repository.model.values import Duration
-from ...repository.model.workers import RUNS_MAX, CronTick, RunningTask, WorkerReport
+from ...repository.model.workers import (
+    KNOWN_MAX,
+    RUNS_MAX,
+    CronTick,
+    KnownFunction,
+    RunningTask,
+    UnknownFunction,
+    WorkerReport,
+)
 from .run.functions import TaskFunction
 
 if TYPE_CHECKING:
+    from ...engine.runtime.clock import Clock
     from .cron import Cron, CronEntry
     from .run.backend import WorkerBackend
     from .run.context import Running
@@ -79,6 +88,8 @@ def published_function(
         has_codec=has_codec,
         faces=faces,
         is_redacted=is_redacted,
+        unique=() if function.unique is None else function.unique.names,
+        defaults=None if function.unique is None else function.unique.defaults or None,
     )
 
 
@@ -118,6 +129,7 @@ class Beats:
         functions: that it can run.
         running: the runs of the moment.
         cron: its schedule; None without cron functions.
+        unknown: functions that it was asked for of late and does not have.
     """
 
     def __init__(
@@ -128,7 +140,9 @@ class Beats:
         functions: Sequence[PublishedFunction],
         running: Callable[[], Sequence[Running]],
         cron: Cron | None,
+        unknown: Callable[[Clock], Sequence[UnknownFunction]],
     ) -> None:
+        self._unknown = unknown
         self._backend = backend
         self._running = running
         self._cron = cron
@@ -140,6 +154,9 @@ class Beats:
             "pid": os.getpid(),
             "started_at": now,
             "functions": len(functions),
+            "known": tuple(
+                KnownFunction(one.queue, one.name, one.signature) for one in functions[:KNOWN_MAX]
+            ),
         }
         self._functions = functions
         self._is_published = False
@@ -186,6 +203,7 @@ class Beats:
             **self._base,
             running_count=len(running),
             running=tuple(_run_of(one) for one in running[:RUNS_MAX]),
+            unknown=tuple(self._unknown(self._backend.clock)),
             ticks=() if self._cron is None else tuple(_tick_of(one) for one in self._cron.entries),
         )
 

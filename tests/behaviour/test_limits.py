@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import random
 import shutil
 
@@ -290,6 +291,21 @@ async def test_a_window_opens_by_itself_whichever_way_it_was_filled(engine, cloc
         clock.advance(9.999)
         assert await claim() == []
         clock.advance(0.001)
+
+
+async def test_a_smooth_rate_has_no_bursts_and_a_clock_set_back_changes_nothing(engine, clock):
+    await engine.configure("mail", rate="5/s smooth")
+    assert (await engine.settings("mail")).rate == "1/200ms"
+    await fill(engine, "mail", n=40)
+    starts = []
+    for _ in range(300):
+        starts += [clock.mono() for _ in await engine.queue("mail").claim(limit=8)]
+        clock.advance(0.01)
+        if len(starts) == 7:
+            clock.step_wall(-3600)
+    assert len(starts) == 15
+    spans = [last - first for first, last in itertools.pairwise(starts)]
+    assert min(spans) > 0.1999
 
 
 async def test_who_waits_is_served_when_the_window_opens(engine, clock):

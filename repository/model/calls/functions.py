@@ -27,6 +27,7 @@ from ..task_options import PRIORITY_DEFAULT
 from ..values import Backoff, NewTask
 from .previews import preview_of
 from .schemas import SCHEMA_BYTES_MAX, first_mismatch
+from .unique_keys import BY_CODE, key_of_arguments
 
 __all__ = [
     "FUNCTIONS_MAX",
@@ -86,7 +87,9 @@ class PublishedFunction:
     are not checked. ``signature`` is a hash of name and parameters: two deployed versions differ
     in it. ``has_codec``: arguments are packed by a codec of the app. ``cron`` is empty for a
     function without a schedule. ``faces``: tasks carry function and preview; ``is_redacted``: a
-    hook of the app sees previews first, so who has no such hook stores none.
+    hook of the app sees previews first, so who has no such hook stores none. ``unique``: the
+    parameters by which a call is unique, ``*`` for all, ``?`` where code of the app says;
+    ``defaults`` has hashes of their defaults.
     """
 
     queue: str
@@ -106,6 +109,8 @@ class PublishedFunction:
     has_codec: bool = False
     faces: bool = True
     is_redacted: bool = False
+    unique: Sequence[str] = ()
+    defaults: Mapping[str, str] | None = None
     published_at: datetime | None = None
 
     @property
@@ -161,6 +166,7 @@ def check_function(given: PublishedFunction) -> PublishedFunction:
     at = given.published_at
     if at is not None and (not isinstance(at, datetime) or at.tzinfo is None):
         raise UsageError(f"published_at must be a datetime with a time zone, not {at!r:.80}")
+    _check_unique(given)
     parameters = given.parameters
     if parameters is not None:
         if not isinstance(parameters, list | tuple):
@@ -178,6 +184,22 @@ def check_function(given: PublishedFunction) -> PublishedFunction:
             ):
                 raise UsageError(f"{one!r:.200} is no parameter of a published function")
     return given
+
+
+def _check_unique(given: PublishedFunction) -> None:
+    names, defaults = given.unique, given.defaults
+    if (
+        not isinstance(names, list | tuple)
+        or len(names) > PARAMETERS_MAX
+        or not all(_is_text(one, NAMES_BYTES_MAX) for one in names)
+    ):
+        raise UsageError("unique of a function must be a list of names of parameters")
+    if defaults is not None and (
+        not isinstance(defaults, Mapping)
+        or len(defaults) > PARAMETERS_MAX
+        or not all(_is_text(one, NAMES_BYTES_MAX) for pair in defaults.items() for one in pair)
+    ):
+        raise UsageError("defaults of a function must be hashes by name")
 
 
 def _is_text(value: object, bytes_max: int) -> bool:
@@ -218,6 +240,8 @@ def function_of(doc: Mapping[str, Any]) -> PublishedFunction:
             given["retry"] = Backoff(**given["retry"])
         if given.get("parameters") is not None:
             given["parameters"] = tuple(FunctionParameter(*one) for one in given["parameters"])
+        if "unique" in given:
+            given["unique"] = tuple(given["unique"])
         if given.get("published_at") is not None:
             given["published_at"] = datetime.fromisoformat(given["published_at"])
         return PublishedFunction(**given)
@@ -405,6 +429,13 @@ def task_of_function(
         policy["function"] = one.name
         if redacts or not one.is_redacted:
             policy["preview"] = preview_of(arguments, SEEN_MAX if redacts else PREVIEW_BYTES_MAX)
+    if one.unique and "dedup_key" not in given:
+        if BY_CODE in one.unique:
+            raise UsageError(
+                f"unique_by of {one.name!r} is code of its app: enqueue it with the app "
+                "(lodeq enqueue … --app module:app), or give a dedup_key"
+            )
+        policy["dedup_key"] = key_of_arguments(one.name, one.unique, arguments, one.defaults or {})
     return NewTask(
         dict(arguments),
         one.queue,

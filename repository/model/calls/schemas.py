@@ -87,6 +87,9 @@ class _Check:
             accepts = _PLAIN.get(schema)
             if accepts is not None and not _fits(accepts, value):
                 raise _wrong(schema, value)
+            if accepts is _is_moment and _is_naive(value):
+                wrong = Mismatch.expected("datetime with a time zone", value)
+                raise Mismatch(f"{wrong.what}; write 2026-01-31T12:00:00Z, or +02:00 for Z")
             return
         if not isinstance(schema, list) or not schema:
             return
@@ -261,6 +264,14 @@ def _moment(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
+_is_moment: Final = _as_text(datetime, _moment)
+
+
+def _is_naive(value: Any) -> bool:
+    moment = _moment(value) if isinstance(value, str) else value
+    return isinstance(moment, datetime) and moment.utcoffset() is None
+
+
 _PLAIN: Final[Mapping[str, Callable[[Any], bool]]] = {
     "None": lambda value: value is None,
     "bool": lambda value: isinstance(value, bool),
@@ -269,7 +280,7 @@ _PLAIN: Final[Mapping[str, Callable[[Any], bool]]] = {
     "number": _is_number,
     "str": lambda value: isinstance(value, str),
     "bytes": lambda value: isinstance(value, bytes | bytearray | memoryview),
-    "datetime": _as_text(datetime, _moment),
+    "datetime": _is_moment,
     "date": _as_text(date, date.fromisoformat),
     "time": _as_text(time, time.fromisoformat),
     "timedelta": _is_length,

@@ -43,6 +43,11 @@ class Window:
             self._count -= starts.popleft()[1]
         return self.n - self._count
 
+    @property
+    def counted(self) -> int:
+        """Starts that are counted still: those of the last period, and perhaps some before it."""
+        return self._count
+
     def start(self, now_us: int, count: int) -> None:
         """Count starts."""
         starts = self._starts
@@ -152,6 +157,14 @@ class QueueLimit:
         if self.window is not None:
             free = min(free, self.window.free(now_us) - self.picked)
         return free
+
+    @property
+    def is_surely_free(self) -> bool:
+        """Whether one more may be leased, without a look at the clock; False: perhaps."""
+        window = self.window
+        return self.live < self.concurrency and (
+            window is None or window.counted + self.picked < window.n
+        )
 
     def opens_us(self, now_us: int) -> int:
         """When time alone lets another start; 0: it is not the rate that holds the queue."""

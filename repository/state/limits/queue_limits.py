@@ -181,7 +181,7 @@ class QueueLimits:
         if limit is not None and count:
             limit.live += count
             limit.picked += count
-            self._update(topic.queue, limit)
+            self._note(topic, limit)
 
     def unpicked(self, topic: QueueState) -> None:
         """A row that was picked is not granted."""
@@ -189,12 +189,13 @@ class QueueLimits:
         if limit is not None:
             limit.live -= 1
             limit.picked -= 1
-            self._update(topic.queue, limit)
+            if topic.is_limited:
+                self._update(topic.queue, limit)
 
     def granted(self, leases: Sequence[LeaseState], now_mono: float) -> None:
         """Rows that were picked are leased."""
         now_us = round(now_mono * 1e6)
-        changed: dict[bytes, QueueLimit] = {}
+        changed: dict[bytes, QueueState] = {}
         for lease in leases:
             topic = lease.bucket.lane.topic
             limit = topic.limit
@@ -202,9 +203,10 @@ class QueueLimits:
                 limit.picked -= 1
                 if limit.window is not None:
                     limit.window.start(now_us, 1)
-                changed[topic.queue] = limit
-        for queue, limit in changed.items():  # now it is known when the window opens
-            self._update(queue, limit)
+                changed[topic.queue] = topic
+        for topic in changed.values():  # now it is known when the window opens
+            if topic.limit is not None:
+                self._note(topic, topic.limit)
 
     def granted_one(self, topic: QueueState, now_mono: float) -> None:
         """A row is leased that no ``picked`` has counted."""
@@ -213,7 +215,7 @@ class QueueLimits:
             limit.live += 1
             if limit.window is not None:
                 limit.window.start(round(now_mono * 1e6), 1)
-            self._update(topic.queue, limit)
+            self._note(topic, limit)
 
     def restored(self, lease: LeaseState) -> None:
         """A lease of the process before is back: it counts, and says when it began."""
@@ -233,9 +235,15 @@ class QueueLimits:
         limit = topic.limit
         if limit is not None and lease.bucket.shard.co.status < FAILED:
             limit.live -= 1
-            self._update(topic.queue, limit)
+            if topic.is_limited:
+                self._update(topic.queue, limit)
 
     # -- held or not ---------------------------------------------------------------------
+
+    def _note(self, topic: QueueState, limit: QueueLimit) -> None:
+        """More is counted: hold the queue if it is at its limit."""
+        if topic.is_limited or not limit.is_surely_free:
+            self._update(topic.queue, limit)
 
     def _update(self, queue: bytes, limit: QueueLimit) -> None:
         topic = self._topics.get(queue)

@@ -12,7 +12,12 @@ import click
 from ....errors import UsageError
 from ....repository.api.engine import Engine
 from ....repository.model.calls.functions import PublishedFunction, function_doc, unknown_function
-from ....repository.model.workers import QUEUES_MAX, WorkerReport, worker_doc
+from ....repository.model.workers import (
+    QUEUES_MAX,
+    WorkerReport,
+    notes_on_versions,
+    worker_doc,
+)
 from ...shared.schedule import schedule_of, zone_text
 from ..connection import Silent, asked, reading, run, store_argument, writing
 from ..display import as_json_option, duration, print_json, print_line, print_rows
@@ -138,9 +143,12 @@ def workers(store: str, as_json: bool) -> None:
         as_json: print JSON lines instead of a table.
     """
 
-    async def ask(engine: Engine) -> tuple[list[WorkerReport], list[str]]:
+    async def ask(engine: Engine) -> tuple[list[WorkerReport], list[str], list[str]]:
         reports = await engine.workers()
-        return reports, await _unserved(engine, reports)
+        published = {
+            (f.queue, f.name): (f.signature, f.published_at) for f in await _named(engine, reports)
+        }
+        return reports, await _unserved(engine, reports), notes_on_versions(reports, published)
 
     answer = run(lambda: asked(store, ask))
     if isinstance(answer, Silent):
@@ -148,17 +156,25 @@ def workers(store: str, as_json: bool) -> None:
             "no service serves it: lodeq serve, lodeq.open(…, serve=True) or App(…, serve=True)"
         )
         raise UsageError(f"workers are known to the service that has {store!r} open: {why}")
-    found, unserved = answer
+    found, unserved, notes = answer
     if as_json:
         print_json(worker_doc(one) for one in found)
     else:
         print_rows(_WORKERS, map(_worker_row, found))
+    for note in notes:
+        click.echo(f"note: {shown(note)}", err=True)
     if unserved:
         more = ", …" if len(unserved) > _NAMES_MAX else ""
         named = shown(", ".join(unserved[:_NAMES_MAX])) + more
         click.echo(f"note: tasks wait, and no worker listed serves the queue: {named}", err=True)
     if not found:
         raise click.exceptions.Exit(_NOTHING)
+
+
+async def _named(engine: Engine, reports: list[WorkerReport]) -> list[PublishedFunction]:
+    """Published functions of the queues whose tasks some worker could not run."""
+    queues = {one.queue for report in reports for one in report.unknown}
+    return [one for queue in sorted(queues) for one in await engine.functions(queue)]
 
 
 async def _unserved(engine: Engine, reports: list[WorkerReport]) -> list[str]:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from ....errors import LodeqError, TaskNotFoundError, UsageError
 from ....repository.model.calls.functions import PublishedFunction, argument_of_text
 from ....repository.model.json_values import loads
+from ....repository.model.workers import notes_on_versions
 from ...shared.schedule import Schedule, schedule_of, zone_text
 from ..source import AnyEngine
 
@@ -46,7 +47,14 @@ def _named(name: str) -> str:
 async def workers_page(engine: AnyEngine) -> dict[str, Any]:
     """The context of the page of workers."""
     found = await engine.workers()
-    return {"workers": found[:SHOWN_MAX], "late_s": LATE_S}
+    queues = {one.queue for report in found for one in report.unknown}
+    published = {
+        (one.queue, one.name): (one.signature, one.published_at)
+        for queue in sorted(queues)
+        for one in await engine.functions(queue)
+    }
+    notes = notes_on_versions(found, published)[:SHOWN_MAX]
+    return {"workers": found[:SHOWN_MAX], "late_s": LATE_S, "notes": notes}
 
 
 async def cron_page(engine: AnyEngine) -> dict[str, Any]:

@@ -74,6 +74,14 @@ class Batches:
         finally:
             self._size_now = self.size
 
+    def one_has_ended(self) -> None:
+        """Wait for one item less: inside ``exactly``, a run is over, perhaps without its item."""
+        self._size_now -= 1
+        batch = self._open
+        if batch is not None and batch.count >= self._size_now:
+            self._open = None
+            batch.full.set()
+
     async def call(self, item: Any, given: dict[str, Any]) -> Any:
         """Hand one item in; return what the function returned for it, or raise that.
 

@@ -180,7 +180,10 @@ class Context:
             if not isinstance(task, NewTask):
                 raise UsageError(f"then() takes lodeq.NewTask, not {type(task).__name__}")
             if task.dedup_key is not None or task.shard_key is not None:
-                raise UsageError("a follow-up lives on its parent's shard: no dedup or shard key")
+                raise UsageError(
+                    "a follow-up lives on its parent's shard: no dedup or shard key, and no "
+                    "function with unique=; await its enqueue() instead"
+                )
         if len(self.follow_ups) + len(tasks) > FOLLOW_UPS_MAX:
             raise LimitError(f"more than {FOLLOW_UPS_MAX} follow-ups of one run")
         self.follow_ups.extend(tasks)

@@ -1,50 +1,146 @@
-"""Tasks for a function that this worker does not have: of a newer release, or an older one.
+"""Tasks that this worker cannot run and another one may: of a newer release, or an older one.
 
-Whoever knows it may start any moment, as in a rolling deploy. So such a task is given back, its
-attempt is not counted, and it waits twice as long each time: as long as it has been there.
+Whoever knows the function may start any moment, as in a rolling deploy. So such a task is given
+back, its attempt is not counted, and it waits twice as long each time: as long as it has been
+there. One that this worker has met for ten minutes is *stranded*: it is still given back, and the
+worker's beats say so.
+
+The same holds for a task whose arguments do not fit the function here while the store has another
+version of it published. After an hour such a task fails as any other: nobody has taken it.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from collections import OrderedDict
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ....errors import UsageError
+from ....errors import LodeqError, UsageError
+from ....repository.model.workers import UNKNOWN_MAX, UnknownFunction
 from .log_fields import fields
 from .run_end import Outcome
 
 if TYPE_CHECKING:
     from ....engine.runtime.clock import Clock
+    from .backend import WorkerBackend
     from .context import Context
 
 __all__ = ["Elsewhere", "NoSuchFunctionError"]
 
 DELAY_S: Final = 1.0  # the shortest …
 DELAY_S_MAX: Final = 60.0  # … and the longest wait before it is offered again
+STRANDED_S: Final = 600.0  # since this worker has met it first
+GONE_S: Final = 3 * DELAY_S_MAX  # not met for so long: another worker has it
+VERSION_S: Final = 3600.0  # age up to which arguments may be meant for another version
+LOOK_S: Final = 5.0  # between two looks at what is published
 LOG_S: Final = 60.0  # between two lines about one function
 NAMES_MAX: Final = 1024
+TASKS_MAX: Final = 4096  # remembered, the latest met
 log = logging.getLogger("lodeq.worker")
 
 
 class NoSuchFunctionError(UsageError):
-    """A task names a function that is not registered here."""
+    """A task names a function that is not registered here, or another version of one."""
+
+
+class _Met(NamedTuple):
+    queue: str
+    function: str
+    enqueued_at: datetime
+    first_mono: float
+    last_mono: float
 
 
 class Elsewhere:
-    """Gives back tasks for functions of other workers; logs each function once a minute."""
+    """Gives back tasks for functions of other workers; logs each function once a minute.
 
-    def __init__(self) -> None:
+    Args:
+        signatures: hash of each function's parameters here, by queue and name.
+    """
+
+    def __init__(self, signatures: Mapping[tuple[str, str], str] | None = None) -> None:
+        self._signatures = signatures or {}
+        self._published: dict[tuple[str, str], tuple[float, str]] = {}
         self._logged: dict[tuple[str, str], float] = {}  # by queue and name, as monotonic seconds
+        self._met: OrderedDict[bytes, _Met] = OrderedDict()
 
-    def give_back(self, clock: Clock, context: Context, error: NoSuchFunctionError) -> Outcome:
+    def give_back(
+        self, clock: Clock, context: Context, function: str, error: NoSuchFunctionError
+    ) -> Outcome:
         """Return the outcome of a run that found no function."""
-        age_s = clock.wall_us() / 1e6 - context.enqueued_at.timestamp()
-        delay_s = min(max(age_s, DELAY_S), DELAY_S_MAX)
-        self._log(clock.mono(), context, delay_s, error)
+        delay_s = min(max(_age_s(clock, context), DELAY_S), DELAY_S_MAX)
+        is_stranded = self._note(clock.mono(), context, function)
+        self._log(clock.mono(), context, delay_s, error, is_stranded=is_stranded)
         return Outcome("released", delay_s=delay_s, error=error)
 
+    async def is_other_version(
+        self, backend: WorkerBackend, context: Context, queue: str, function: str
+    ) -> bool:
+        """Return whether the store has other parameters published for a function than it has here.
+
+        Args:
+            backend: the store and its clock.
+            context: of the task whose arguments do not fit.
+            queue: of the function.
+            function: its name.
+        """
+        key = queue, function
+        own, now = self._signatures.get(key), backend.clock.mono()
+        if own is None or _age_s(backend.clock, context) > VERSION_S:
+            return False
+        looked, published = self._published.get(key, (float("-inf"), ""))
+        if now >= looked + LOOK_S:
+            try:
+                found = await backend.engine.functions(queue)
+            except (LodeqError, OSError, AttributeError):
+                return False  # it says nothing now, or is an older server
+            published = next((one.signature for one in found if one.name == function), "")
+            if len(self._published) >= NAMES_MAX:
+                self._published.clear()
+            self._published[key] = now, published
+        return published not in ("", own)
+
+    def unknown(self, clock: Clock) -> list[UnknownFunction]:
+        """Return the functions of tasks that were given back lately, the most tasks first."""
+        now = clock.mono()
+        for task_id, one in list(self._met.items()):
+            if one.last_mono + GONE_S < now:
+                del self._met[task_id]
+        by_name: dict[tuple[str, str], list[_Met]] = {}
+        for one in self._met.values():
+            by_name.setdefault((one.queue, one.function), []).append(one)
+        found = [
+            UnknownFunction(
+                queue,
+                function,
+                len(several),
+                sum(one.first_mono + STRANDED_S <= now for one in several),
+                min(one.enqueued_at for one in several).astimezone(UTC),
+            )
+            for (queue, function), several in by_name.items()
+        ]
+        return sorted(found, key=lambda one: -one.tasks)[:UNKNOWN_MAX]
+
+    def _note(self, now_mono: float, context: Context, function: str) -> bool:
+        """Remember a task; return whether it is stranded."""
+        task_id = bytes(context.task_id)
+        before = self._met.pop(task_id, None)
+        first = now_mono if before is None else before.first_mono
+        self._met[task_id] = _Met(context.queue, function, context.enqueued_at, first, now_mono)
+        if len(self._met) > TASKS_MAX:
+            self._met.popitem(last=False)
+        return first + STRANDED_S <= now_mono
+
     def _log(
-        self, now_mono: float, context: Context, delay_s: float, error: NoSuchFunctionError
+        self,
+        now_mono: float,
+        context: Context,
+        delay_s: float,
+        error: NoSuchFunctionError,
+        *,
+        is_stranded: bool,
     ) -> None:
         key = (context.queue, str(error))
         if now_mono < self._logged.get(key, float("-inf")) + LOG_S:
@@ -53,9 +149,14 @@ class Elsewhere:
             self._logged.clear()
         self._logged[key] = now_mono
         log.warning(
-            "task %s is given back uncounted, and offered again in %.0f s: %s",
+            "task %s is %sgiven back uncounted, and offered again in %.0f s: %s",
             context.task_id,
+            "stranded: it is " if is_stranded else "",
             delay_s,
             error,
-            extra=fields("function_unknown", context),
+            extra=fields("task_stranded" if is_stranded else "function_unknown", context),
         )
+
+
+def _age_s(clock: Clock, context: Context) -> float:
+    return clock.wall_us() / 1e6 - context.enqueued_at.timestamp()

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ov
 from ....errors import LodeqError, UsageError
 from ....repository.model.arguments import check_retry, duration_s, names_of
 from ....repository.model.flows.workflows import OnFailure
-from ....repository.model.values import AnyId, Backoff, Duration, NewTask, OnConflict
+from ....repository.model.values import AnyId, Backoff, Codec, Duration, NewTask, OnConflict
 from ..typed.signature import TypedSignature
 from .batches import batches_of
+from .control import Control
 from .provided import names_from_setup
 from .receipt import JobReceipt, ResultHost
+from .uniqueness import UniqueBy, uniqueness_of
 
 if TYPE_CHECKING:
     from ....repository.api.queue import Queue
@@ -52,6 +54,10 @@ T = TypeVar("T")
 
 class FunctionHost(ResultHost, Protocol):
     """The app, as far as its task functions use it to enqueue their calls."""
+
+    @property
+    def codec(self) -> Codec | None:
+        """The codec of arguments and results; None for msgpack."""
 
     carry: Callable[[Mapping[str, Any]], dict[str, Any]] | None
     """Adds headers to every task, a trace context for instance; None adds nothing."""
@@ -185,7 +191,16 @@ class TaskFunction(Generic[P, R]):
     """
 
     def __init__(
-        self, app: FunctionHost, function: Callable[P, R], name: str, queue: str, policy: Policy
+        self,
+        app: FunctionHost,
+        function: Callable[P, R],
+        name: str,
+        queue: str,
+        policy: Policy,
+        *,
+        middleware: Sequence[Any] = (),
+        unique: bool = False,
+        unique_by: UniqueBy | None = None,
     ) -> None:
         _check(function, name)
         self._app = app
@@ -196,10 +211,22 @@ class TaskFunction(Generic[P, R]):
         self.is_async = _is(inspect.iscoroutinefunction, function)
         self._signature = _signature(function, name)
         self.from_setup = names_from_setup(self._signature)
-        self.typed = TypedSignature(function, name, self._signature, self.from_setup)
+        self.typed = TypedSignature(function, name, self._signature, self.from_setup, ends=Control)
+        self.check_result()
+        self.middleware = tuple(middleware)
+        if not all(map(callable, self.middleware)):
+            raise UsageError(f"{name}: middleware takes functions of a context and call_next")
+        self.unique = uniqueness_of(
+            name, self.signature, self.typed, unique=unique, unique_by=unique_by
+        )
         self.batches = batches_of(function)  # of ``App.batch``
         self._plain: BoundTask[P, R] = BoundTask(app, self, {}, None)
         update_wrapper(self, function, updated=())  # do not copy attributes set on the function
+
+    def check_result(self) -> None:
+        """Raise ``UsageError`` if its results cannot be stored, as far as types are defined yet."""
+        if self._app.codec is None:
+            self.typed.check_result()
 
     @property
     def signature(self) -> inspect.Signature:
@@ -249,7 +276,8 @@ class TaskFunction(Generic[P, R]):
             run_at: an aware datetime before which it is not claimed.
             ttl: seconds after which the task expires unless it is leased; None takes the
                 function's.
-            dedup_key: at most one live task of the queue and tenant has this key.
+            dedup_key: at most one live task of the queue and tenant has this key; instead of the
+                one that ``unique=`` makes of the arguments.
             dedup_window: seconds from the enqueue for which the key stays taken, if that is longer.
             on_conflict: when the key is taken: ``return`` the holder's receipt, ``raise``
                 DuplicateTaskError, or ``replace`` a holder that is not leased.
@@ -517,6 +545,8 @@ class BoundTask(Generic[P, R]):
             "headers": self._headers if carry is None else carry(self._headers),
         }
         arguments = function.payload(args, kwargs)
+        if function.unique is not None and "dedup_key" not in options:
+            options["dedup_key"] = function.unique.key(arguments, args, kwargs)
         labels = options.pop("labels", None)
         options |= self._app.face_of(function.name, arguments, labels, is_for_store=is_for_store)
         return NewTask(arguments, queue=function.queue, **options)

@@ -64,6 +64,7 @@ class Handlers:
         threads: plain functions that run at once.
         format_error: makes the reason of a failure from an exception.
         owns_signals: the app receives SIGINT: no ``KeyboardInterrupt`` is Ctrl-C.
+        signatures: hash of each function's parameters, by queue and name.
         cleanup_s: seconds that a cancelled run has to undo what it must.
         redaction: of reasons; None leaves them as they are.
     """
@@ -78,6 +79,7 @@ class Handlers:
         redaction: Redaction | None = None,
         owns_signals: bool = False,
         cleanup_s: float = 0.0,
+        signatures: Mapping[tuple[str, str], str] | None = None,
     ) -> None:
         self.redaction = redaction
         self.cleanup_s = cleanup_s
@@ -86,7 +88,7 @@ class Handlers:
         self.threads = Threads(threads)
         self.format_error = format_error
         self.owns_signals = owns_signals
-        self.elsewhere = Elsewhere()
+        self.elsewhere = Elsewhere(signatures)
 
     @property
     def busy_threads(self) -> int:
@@ -121,14 +123,16 @@ class Handlers:
         found = [one.batches for one in self._functions[queue].values()]
         return found[0] if found else None
 
-    async def call(self, context: Context, call: Callable[[], Any]) -> Any:
-        """Call the function inside the middleware."""
+    async def call(
+        self, context: Context, own: Sequence[Middleware], call: Callable[[], Any]
+    ) -> Any:
+        """Call the function inside the middleware: its ``own`` is inside the app's."""
 
         async def innermost() -> Any:
             return await (call() if context.permit is None else context.permit.call(call))
 
         chain: CallNext = innermost
-        for middleware in reversed(self._middleware):
+        for middleware in reversed((*self._middleware, *own)):
             chain = partial(middleware, context, chain)
         return await chain()
 
@@ -235,12 +239,20 @@ async def _attempt(
     is_outside: Callable[[], bool],
     is_shielded: bool,
 ) -> Outcome:
+    function = None
+    elsewhere = handlers.elsewhere
     try:
         function, is_named = handlers.find(context.lease)
         args, kwargs = function.arguments(context.lease, is_named)
     except NoSuchFunctionError as error:
-        return handlers.elsewhere.give_back(backend.clock, context, error)
+        name = name_in(context.lease.headers) or ""
+        return elsewhere.give_back(backend.clock, context, name, error)
     except BaseException as error:  # noqa: BLE001 - a codec may raise anything
+        if isinstance(error, UsageError) and function is not None:
+            queue, name = function.queue, function.name
+            if await elsewhere.is_other_version(backend, context, queue, name):
+                other = NoSuchFunctionError(f"another version of it is published: {error}")
+                return elsewhere.give_back(backend.clock, context, name, other)
         return Outcome("failed", reason=str(error), error=error)
     context.name = function.name
     clock, timer = backend.clock, None
@@ -289,7 +301,7 @@ async def _attempt(
                 timer = later(timeout_s, lambda: context.stop("timeout"))
             with running_in(context):
                 call = partial(function.function, *args, **kwargs)
-                value = await handlers.call(context, call)
+                value = await handlers.call(context, function.middleware, call)
                 if value is None and context.gave_up:
                     return RELEASED
                 outcome = outcome_of(value)

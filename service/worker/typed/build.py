@@ -8,6 +8,8 @@ import enum
 import types
 from collections import abc
 from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import partial
 from typing import (
     Annotated,
     Any,
@@ -27,10 +29,10 @@ from typing import (
 from ....errors import UsageError
 from ....repository.model.calls.mismatch import name_of
 from .containers import FixedTuple, ListShape, MapShape, UnionShape, check_key
-from .models import PydanticShape, StructShape, is_pydantic, is_struct
-from .objects import Field, FieldsShape, dataclass_fields
-from .resolve import hints_of_class, type_variables
-from .scalars import EnumShape, LiteralShape, OpaqueShape, scalar
+from .models import PydanticShape, StructShape, is_attrs, is_pydantic, is_struct
+from .objects import Field, FieldsShape, attrs_fields, dataclass_fields
+from .resolve import hints_of_class, is_ready, type_variables
+from .scalars import EnumShape, LiteralShape, MomentShape, OpaqueShape, scalar
 from .shape import Shape
 
 __all__ = ["Builder"]
@@ -68,9 +70,11 @@ class Builder:
 
     Args:
         names: local names where the function was registered, for annotations in strings.
+        takes_naive: datetimes may have no time zone.
     """
 
-    def __init__(self, names: Mapping[str, Any]) -> None:
+    def __init__(self, names: Mapping[str, Any], *, takes_naive: bool = False) -> None:
+        self._takes_naive = takes_naive
         self.names = dict(names)
         self._made: dict[Any, Shape] = {}
 
@@ -96,6 +100,8 @@ class Builder:
             annotation = type(None)
         if annotation in (Any, object) or isinstance(annotation, str | TypeVar):
             return _FREE
+        if annotation is datetime and self._takes_naive:
+            return MomentShape(takes_naive=True)
         found = scalar(annotation)
         return found if found is not None else self._compound(annotation, known)
 
@@ -161,6 +167,8 @@ class Builder:
             return StructShape(kind, annotation)
         if is_pydantic(kind):
             return PydanticShape(kind)
+        if is_attrs(kind):
+            return self._attrs(kind, variables)
         if dataclasses.is_dataclass(kind):
             return self._dataclass(kind, variables)
         if is_typeddict(kind):
@@ -182,6 +190,17 @@ class Builder:
             lambda: dataclass_fields(kind, self._shapes(kind, variables)),
             getattr,
             lambda values: kind(**values),
+            is_ready=partial(is_ready, kind, self.names),
+        )
+
+    def _attrs(self, kind: Any, variables: _Variables) -> Shape:
+        names = {one.name: one.alias for one in kind.__attrs_attrs__}  # ``_x`` is passed as ``x``
+        return FieldsShape(
+            kind,
+            lambda: attrs_fields(kind, self._shapes(kind, variables)),
+            getattr,
+            lambda values: kind(**{names[name]: value for name, value in values.items()}),
+            is_ready=partial(is_ready, kind, self.names),
         )
 
     def _named_tuple(self, kind: Any, variables: _Variables) -> Shape:
@@ -189,7 +208,8 @@ class Builder:
             shapes, defaults = self._shapes(kind, variables), kind._field_defaults
             return [Field(name, shapes(name), name not in defaults) for name in kind._fields]
 
-        return FieldsShape(kind, fields, getattr, lambda values: kind(**values))
+        ready = partial(is_ready, kind, self.names)
+        return FieldsShape(kind, fields, getattr, lambda values: kind(**values), is_ready=ready)
 
     def _typed_dict(self, kind: Any, variables: _Variables) -> Shape:
         def fields() -> list[Field]:
@@ -199,7 +219,10 @@ class Builder:
         def hints() -> dict[str, Any]:
             return hints_of_class(kind, self.names)
 
-        return FieldsShape(kind, fields, lambda value, name: value[name], dict, is_map=True)
+        ready = partial(is_ready, kind, self.names)
+        return FieldsShape(
+            kind, fields, lambda value, name: value[name], dict, is_map=True, is_ready=ready
+        )
 
 
 def _required(kind: Any, hints: Mapping[str, Any]) -> set[str]:

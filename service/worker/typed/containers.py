@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ....errors import UsageError
@@ -66,6 +66,10 @@ class ListShape(Shape):
         """See ``Shape``."""
         return "any" if depth < 1 else ["list", self._item.schema(depth - 1)]
 
+    def parts(self) -> Iterable[tuple[str, Shape]]:
+        """See ``Shape``."""
+        return [("[]", self._item)]
+
     def _check(self, value: Any, accepts: tuple[type, ...]) -> None:
         if not isinstance(value, accepts) or isinstance(value, str | bytes | bytearray):
             raise Mismatch.expected(self._name, value)
@@ -107,6 +111,10 @@ class FixedTuple(Shape):
     def schema(self, depth: int) -> Any:
         """See ``Shape``."""
         return "any" if depth < 1 else ["tuple", *(item.schema(depth - 1) for item in self._items)]
+
+    def parts(self) -> Iterable[tuple[str, Shape]]:
+        """See ``Shape``."""
+        return [(f"[{i}]", item) for i, item in enumerate(self._items)]
 
     def _each(self, values: Sequence[Any], calls: Sequence[Callable[[Any], Any]]) -> list[Any]:
         if len(values) != len(calls):
@@ -160,6 +168,10 @@ class MapShape(Shape):
         if depth < 1:
             return "any"
         return ["map", self._key.schema(depth - 1), self._value.schema(depth - 1)]
+
+    def parts(self) -> Iterable[tuple[str, Shape]]:
+        """See ``Shape``."""
+        return [(" as a key", self._key), ("[]", self._value)]
 
     def _key_of(self, key: Any) -> Any:
         stored = self._key.encode(key)
@@ -220,10 +232,12 @@ class UnionShape(Shape):
                 tries.append(error)
                 continue
             tag = self._tags.get(i)
+            if isinstance(stored, dict) and self._tagged and "$type" in stored:
+                raise Mismatch("the key '$type' is taken: it tells the members of the union apart")
             if tag is not None and isinstance(stored, dict):
                 return {"$type": tag, **stored}
             if self._mixed and not member.is_free:
-                self._check(value, stored)
+                self._check(member, value, stored)
             return stored
         raise self._nearest(tries, value)
 
@@ -232,32 +246,37 @@ class UnionShape(Shape):
         name = type(value).__name__
         return sorted(enumerate(self._members), key=lambda pair: pair[1].text != name)
 
-    def _check(self, value: Any, stored: Any) -> None:
+    def _check(self, member: Shape, value: Any, stored: Any) -> None:
+        """Refuse a value that another member would read as something else."""
         try:
-            again = self.decode(stored)
+            reader, again = self._read(stored)
         except Mismatch:
-            again = None
-        if type(again) is not type(value) and again != value:
+            reader, again = None, None
+        if reader is not member and again != value:
+            other = show(again) if type(again) is type(value) else name_of(type(again))
             raise Mismatch(
-                f"{show(value)} would be read as {name_of(type(again))}: members of {self.text} "
-                "are stored alike"
+                f"{show(value)} would be read as {other}: members of {self.text} are stored alike"
             )
 
     def decode(self, stored: Any) -> Any:
         """See ``Shape``."""
+        return self._read(stored)[1]
+
+    def _read(self, stored: Any) -> tuple[Shape, Any]:
+        """Return the member that reads what is stored, and the value."""
         if isinstance(stored, dict) and "$type" in stored and self._tagged:
             member = self._tagged.get(stored["$type"])
             if member is None:
                 raise Mismatch(f"expected {self.text}, got $type {stored['$type']!r}")
-            return member.decode({k: v for k, v in stored.items() if k != "$type"})
+            return member, member.decode({k: v for k, v in stored.items() if k != "$type"})
         tries: list[Mismatch] = []
         exact = type(stored)
         for member in self._reading:
             if member.text == exact.__name__ and exact in (bool, int, float):
-                return member.decode(stored)
+                return member, member.decode(stored)
         for member in self._reading:
             try:
-                return member.decode(stored)
+                return member, member.decode(stored)
             except Mismatch as error:
                 tries.append(error)
         raise self._nearest(tries, stored)
@@ -266,6 +285,10 @@ class UnionShape(Shape):
         """See ``Shape``. The union itself takes no level: ``X | None`` is nearly ``X``."""
         members = [member.schema(depth) for member in self._members]
         return "any" if "any" in members else ["or", *members]
+
+    def parts(self) -> Iterable[tuple[str, Shape]]:
+        """See ``Shape``."""
+        return [("", member) for member in self._members]
 
     def _nearest(self, tries: list[Mismatch], value: Any) -> Mismatch:
         """Return the error of the member that came furthest; of none, one that names all."""

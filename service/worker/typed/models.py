@@ -21,7 +21,7 @@ from .objects import Versions
 from .scalars import scalar
 from .shape import Shape
 
-__all__ = ["PydanticShape", "StructShape", "is_pydantic", "is_struct"]
+__all__ = ["PydanticShape", "StructShape", "is_attrs", "is_pydantic", "is_struct"]
 
 _AT: Final = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?", re.DOTALL)
 _NAMED_MAX: Final = 3  # of further fields that do not fit
@@ -32,6 +32,11 @@ def is_struct(kind: Any) -> bool:
     """Return whether it is a ``msgspec.Struct``."""
     msgspec = sys.modules.get("msgspec")
     return msgspec is not None and isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def is_attrs(kind: Any) -> bool:
+    """Return whether it is a class of ``attrs``."""
+    return isinstance(kind, type) and "attr" in sys.modules and "__attrs_attrs__" in vars(kind)
 
 
 def is_pydantic(kind: Any) -> bool:
@@ -158,6 +163,8 @@ class PydanticShape(Shape):
     def _read(self, stored: Any) -> Any:
         try:
             return self._kind.model_validate(stored)
+        except RecursionError:
+            raise
         except self._error as error:
             first, *others = error.errors(include_url=False, include_context=False)
             if first["type"] == "missing":
@@ -173,6 +180,8 @@ class PydanticShape(Shape):
             for step in reversed(first["loc"]):
                 mismatch.below(_step(step))
             raise mismatch from None
+        except Exception as error:  # of a validator
+            raise Mismatch(f"a validator of {self.text} raised {error!r:.200}") from error
 
 
 def _place(steps: Sequence[int | str]) -> str:
@@ -273,6 +282,8 @@ def _plain(value: Any) -> Any:
         return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item) for item in value]
+    if isinstance(value, datetime) and value.utcoffset() is None:
+        return value.isoformat()  # whether it may be naive is for the model to say
     for kind, shape in _BY_TYPE.items():
         if isinstance(value, kind) and not (kind is date and isinstance(value, datetime)):
             return shape.encode(value)

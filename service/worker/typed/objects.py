@@ -8,14 +8,23 @@ is dropped.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from ....errors import UsageError
 from ....repository.model.calls.mismatch import Mismatch, name_of
 from .shape import Shape
 
-__all__ = ["UPGRADE", "VERSION", "Field", "FieldsShape", "Versions", "dataclass_fields"]
+__all__ = [
+    "UPGRADE",
+    "VERSION",
+    "Field",
+    "FieldsShape",
+    "Versions",
+    "attrs_fields",
+    "dataclass_fields",
+]
 
 VERSION: Final = "__lodeq_version__"
 UPGRADE: Final = "__lodeq_upgrade__"
@@ -94,6 +103,7 @@ class FieldsShape(Shape):
         get: one field of a value; raises ``KeyError`` if the value lacks it.
         make: makes a value from its fields by name.
         is_map: the value is a dict itself (a ``TypedDict``): unknown keys are refused.
+        is_ready: whether the types of its fields are defined by now.
     """
 
     is_free = False
@@ -107,6 +117,7 @@ class FieldsShape(Shape):
         make: Callable[[dict[str, Any]], Any],
         *,
         is_map: bool = False,
+        is_ready: Callable[[], bool],
     ) -> None:
         self.text = name_of(kind)
         self._kind = kind
@@ -114,6 +125,7 @@ class FieldsShape(Shape):
         self._get = get
         self._make = make
         self._is_map = is_map
+        self._is_ready = is_ready
         self._versions = Versions(kind)
         self._found: list[Field] | None = None
 
@@ -176,8 +188,16 @@ class FieldsShape(Shape):
                 raise error.below(f".{name}") from None
         try:
             return self._make(values)
-        except (TypeError, ValueError) as error:  # from __post_init__
-            raise Mismatch(f"{self.text} refuses these fields: {error}") from error
+        except RecursionError:
+            raise
+        except Exception as error:  # from __post_init__, or a validator of attrs
+            raise Mismatch(f"{self.text} refuses these fields: {_said(error)}") from error
+
+    def parts(self) -> Iterable[tuple[str, Shape]]:
+        """See ``Shape``. Of types that are defined further down it says nothing yet."""
+        if self._found is None and not self._is_ready():
+            return []
+        return [(f".{field.name}", field.shape) for field in self._fields]
 
     def schema(self, depth: int) -> Any:
         """See ``Shape``."""
@@ -188,6 +208,22 @@ class FieldsShape(Shape):
             fields = {f"{f.name}{'' if f.is_required else '?'}": f.shape for f in self._fields}
             known.append({name: shape.schema(depth - 1) for name, shape in fields.items()})
         return ["or", known, ["list", "any"]] if issubclass(self._kind, tuple) else known
+
+
+def _said(error: Exception) -> str:
+    """Return the first line of an error, and its type where its text does not stand alone."""
+    text = str(error).partition("\n")[0][:200]
+    return text if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: {text}"
+
+
+def attrs_fields(kind: Any, shape_of: Callable[[str], Shape]) -> list[Field]:
+    """Return the fields of an attrs class that its ``__init__`` takes."""
+    missing = sys.modules["attr"].NOTHING
+    return [
+        Field(f.name, shape_of(f.name), f.default is missing)
+        for f in kind.__attrs_attrs__
+        if f.init
+    ]
 
 
 def dataclass_fields(kind: type, shape_of: Callable[[str], Shape]) -> list[Field]:

@@ -17,6 +17,7 @@ __all__ = [
     "caller_names",
     "globals_of",
     "hints_of_class",
+    "is_ready",
     "log_open",
     "resolved",
     "type_variables",
@@ -80,6 +81,15 @@ def hints_of_class(kind: type, names: Mapping[str, Any]) -> dict[str, Any]:
                 if why is not None:
                     log_open(f"{kind.__qualname__}.{name}", annotation, why)
         return hints
+
+
+def is_ready(kind: type, names: Mapping[str, Any]) -> bool:
+    """Return whether all types of a class's fields are defined by now."""
+    try:
+        get_type_hints(kind, localns={**names, kind.__name__: kind})
+    except Exception:  # noqa: BLE001 - an annotation in a string is any code
+        return False
+    return True
 
 
 def log_open(what: str, annotation: Any, why: str) -> None:

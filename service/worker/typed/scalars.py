@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from abc import ABCMeta
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
@@ -30,6 +31,7 @@ __all__ = [
 
 INT_LEAST: Final = -(1 << 63)  # msgpack's
 INT_MOST: Final = (1 << 64) - 1
+CARRIED: Final = (int, float, str, bytes, list, tuple, dict, datetime)  # by msgpack, subclasses too
 PLAIN: Final = (bool, int, float, str, bytes, type(None))
 
 
@@ -181,21 +183,27 @@ class DateShape(TextShape):
 
 
 class MomentShape(TextShape):
-    """A datetime: msgpack's timestamp if it is aware, ISO 8601 text if it is naive."""
+    """An aware datetime, stored as msgpack's timestamp; text as older releases wrote it is read."""
 
     wire = frozenset({"str", "time"})
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_naive: bool = False) -> None:
         super().__init__(datetime, datetime.isoformat, _moment)
+        self._takes_naive = takes_naive  # of a result: its work is done
 
     def encode(self, value: Any) -> Any:
         """See ``Shape``."""
-        if isinstance(value, datetime) and value.tzinfo is not None:
-            try:
-                return value.astimezone(UTC)
-            except OverflowError:
-                raise Mismatch.expected("a datetime of the years 1 to 9999", value) from None
-        return super().encode(value)
+        if not isinstance(value, datetime):
+            raise Mismatch.expected(self.text, value)
+        if value.utcoffset() is None:
+            if self._takes_naive:
+                return value.isoformat()
+            wrong = Mismatch.expected("datetime with a time zone", value)
+            raise Mismatch(f"{wrong.what}; pass datetime.now(UTC), or value.replace(tzinfo=…)")
+        try:
+            return value.astimezone(UTC)
+        except OverflowError:
+            raise Mismatch.expected("a datetime of the years 1 to 9999", value) from None
 
 
 def _moment(text: str) -> datetime:
@@ -253,6 +261,7 @@ _SCALARS: Final[dict[type, Callable[[], Shape]]] = {
     str: lambda: PlainShape(str, (str,), "str"),
     bytes: lambda: BytesShape(bytes),
     bytearray: lambda: BytesShape(bytearray),
+    memoryview: lambda: BytesShape(memoryview),
     datetime: MomentShape,
     date: DateShape,
     time: lambda: TextShape(time, time.isoformat, time.fromisoformat),
@@ -364,6 +373,12 @@ class OpaqueShape(Shape):
         self.text = name_of(kind)
         self._kind = kind
 
+    def unstorable(self, seen: set[int]) -> tuple[str, str] | None:
+        """See ``Shape``. Objects of an abstract class or a protocol may be plain."""
+        del seen
+        is_plain = isinstance(self._kind, ABCMeta) or issubclass(self._kind, CARRIED)
+        return None if is_plain else ("", self.text)
+
     def encode(self, value: Any) -> Any:
         """See ``Shape``."""
         try:
@@ -373,3 +388,13 @@ class OpaqueShape(Shape):
         if not is_one:
             raise Mismatch.expected(self.text, value)
         return value
+
+    def decode(self, stored: Any) -> Any:
+        """See ``Shape``. Text, bytes and numbers become what they were: ``class Name(str)``."""
+        base = type(stored)
+        if base in (int, float, str, bytes) and issubclass(self._kind, base):
+            try:
+                return self._kind(stored)
+            except (TypeError, ValueError):
+                return stored
+        return stored

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, get_args, get_origin
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from ....errors import UsageError
 from ....repository.model.calls.mismatch import Mismatch
@@ -27,6 +28,7 @@ class TypedSignature:
         name: its name, for errors.
         signature: its signature.
         others: parameters that no task carries; ``kinds`` has their types.
+        ends: base class of values that end a run in another way, so that no result is stored.
     """
 
     def __init__(
@@ -35,8 +37,10 @@ class TypedSignature:
         name: str,
         signature: inspect.Signature,
         others: frozenset[str] = frozenset(),
+        ends: type | tuple[()] = (),
     ) -> None:
         self._others = others
+        self._ends = ends
         self.kinds: dict[str, Any] = {}
         self._name = name
         self._globals = globals_of(function)
@@ -68,12 +72,26 @@ class TypedSignature:
             return
         try:
             if name == "return":
-                self._result = self._builder.shape(_value_of(annotation))
+                annotation = self._without_ends(_value_of(annotation))
+                # What cannot be stored of a result is lost, and its work would be done again.
+                builder = Builder(self._names, takes_naive=True)
+                self._result = builder.shape(annotation)
             else:
                 self._shapes[name] = self._builder.shape(annotation)
         except UsageError as error:
             what = "the result" if name == "return" else f"argument {name}"
             raise UsageError(f"{self._name}(): {what}: {error}") from None
+
+    def _without_ends(self, annotation: Any) -> Any:
+        """Return the annotation without what decides how a run ends: no result is stored of it."""
+        is_union = get_origin(annotation) in (Union, UnionType)
+        members = get_args(annotation) if is_union else (annotation,)
+        kept = [
+            one for one in members if not (isinstance(one, type) and issubclass(one, self._ends))
+        ]
+        if len(kept) == len(members):
+            return annotation
+        return Union[tuple(kept)] if kept else None  # noqa: UP007 - of as many as there are
 
     def _close(self) -> None:
         """Resolve what was not there when the function was registered; from now on it is."""
@@ -150,6 +168,19 @@ class TypedSignature:
                     extra={"event": "result_untyped"},
                 )
             return value
+
+    def check_result(self) -> None:
+        """Refuse a result that msgpack does not carry, before a run has any side effect.
+
+        Raises:
+            UsageError: its annotation names such a class; the text says where.
+        """
+        found = self._result.unstorable(set())
+        if found is not None:
+            raise UsageError(
+                f"{self._name}(): the result{found[0]} is {found[1]}, which cannot be stored: "
+                "return plain values, a dataclass or a model, or give the app a codec: App(codec=…)"
+            )
 
     def decode_result(self, stored: Any) -> Any:
         """Return the result of a stored one.

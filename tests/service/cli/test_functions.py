@@ -1,6 +1,7 @@
 """Calls by function, and what is listed of functions, workers and cron."""
 
 import asyncio
+import dataclasses
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -274,6 +275,12 @@ async def with_a_worker(store, path):
         said = (await asyncio.to_thread(run, "workers", url)).stderr
         assert said == "note: tasks wait, and no worker listed serves the queue: reports\n"
         await asyncio.to_thread(run, "workers", url, "--json")
+        unknown = lodeq.UnknownFunction("mail", "gone", 3, 2, at)
+        await engine.beat(dataclasses.replace(report, unknown=(unknown,)))
+        said = (await asyncio.to_thread(run, "workers", url)).stderr
+        assert "note: 2 stranded of 3 tasks of queue 'mail' for 'gone', which w1 cannot run" in said
+        (one,) = await asyncio.to_thread(objects, "workers", url)
+        assert (one["unknown"][0]["function"], one["unknown"][0]["stranded"]) == ("gone", 2)
         (one,) = await asyncio.to_thread(objects, "cron", url)
         assert (one["task_id"], one["next_at"][:10]) == ("some-id", "2026-01-01")
         assert one["upcoming"] == [one["next_at"]]

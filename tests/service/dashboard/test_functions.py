@@ -112,3 +112,17 @@ async def test_workers_and_their_ticks(engine, clock):
         assert f"{ahead[4]:%Y-%m-%d %H:%M:%S} UTC" in cells[3]
         done = await send(client, "/functions/cron?name=sweep")
         assert done.status_code == 303
+
+
+async def test_stranded_tasks_and_who_knows_them_are_shown(engine):
+    await engine.publish_functions([SEND])
+    unknown = lodeq.UnknownFunction("mail", SEND.name, 3, 2, AT)
+    known = lodeq.KnownFunction("mail", SEND.name, "abc")
+    await engine.beat(WorkerReport(HOSTILE, ("mail",), unknown=(unknown,)))
+    async with browsing(engine) as client:
+        page = (await client.get("/workers")).text
+        assert "2 stranded of 3 tasks of queue" in page
+        assert "by no worker listed" in page
+        assert HOSTILE not in page
+        await engine.beat(WorkerReport("w2", ("mail",), known=(known,)))
+        assert "version abc is in w2" in (await client.get("/workers")).text

@@ -32,6 +32,13 @@ async def paced(n: int) -> int:
     return n
 
 
+@app.task("limited", rate="20/s", queue_concurrency=4, max_attempts=50)
+async def limited(n: int) -> int:
+    begin()
+    await anyio.sleep(0.05)
+    return n
+
+
 @app.task("hold", max_attempts=3)
 async def hold(name: str) -> str | None:
     """Stays until it is cancelled, but for a worker that is new."""

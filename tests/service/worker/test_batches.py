@@ -215,3 +215,22 @@ def test_wrong_batch_functions_are_refused_where_they_are_written():
     app.task("b")(fine)
     with pytest.raises(UsageError, match="a batch function has its queue for itself"):
         app.batch("b", size=2, name="other")(fine)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+async def test_an_item_that_cannot_be_read_fails_alone_and_nobody_waits_for_it(number):
+    app, calls = App(), []
+
+    @app.batch("index", size=10, wait=5, max_attempts=1)
+    async def index(items: list[int]) -> None:
+        calls.append(items)
+
+    async with worker(app) as bench:
+        for i in range(3):
+            payload = {"item": "x" if i == number else i}
+            headers = {"lodeq.task": "index"}
+            await bench.engine.queue("index", max_attempts=1).enqueue(payload, headers=headers)
+        with anyio.fail_after(20):
+            report = await app.drain(errors="keep")
+    assert (report.completed, report.dead) == (2, 1)
+    assert calls == [[i for i in range(3) if i != number]]

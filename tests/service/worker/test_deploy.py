@@ -1,6 +1,8 @@
 """What happens on deploy: signals, kills and freezes of real worker processes."""
 
+import itertools
 import signal
+from contextlib import closing
 
 import anyio
 import pytest
@@ -13,6 +15,7 @@ from lodeq import NewTask
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
+STEPS = {"CLAIMED": 1, "COMPLETED": -1, "NACKED": -1, "RELEASED": -1}
 HELD = {"lodeq.task": "hold"}
 
 
@@ -81,6 +84,50 @@ async def test_a_rate_holds_over_two_processes(served):
     spans = [last - first for first, last in zip(starts, starts[10:], strict=False)]
     # By the wall clock; windows are by the monotonic one.
     assert min(spans).total_seconds() > 0.99, spans
+
+
+def starts_and_ends(store, queue):
+    """What the lifecycle journal says of a queue: (seconds, +1 or -1), in the order it happened."""
+    with closing(lodeq.lifecycle.open_tailer(store, "tasks", name="test")) as tailer:
+        reader, events = lodeq.lifecycle.Reader(), []
+        while records := tailer.read_now(1000):
+            events += [event for record in records for event in reader.read(record)]
+    return sorted(
+        (event.time_us / 1e6, STEPS[event.kind.name])
+        for event in events
+        if event.queue == queue and event.kind.name in STEPS
+    )
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+async def test_limits_hold_while_one_of_several_processes_is_killed(tmp_path, number):
+    """Checked on the store's own record: every window of it, and every moment."""
+    store = tmp_path / "store"
+    with socket_path() as path, processes(tmp_path, f"unix://{path}") as crew:
+        server = crew.start("server", "serve", store, "--uds", path, "--journal", "tasks")
+        assert "serving" in await run_sync(server.line)
+        async with lodeq.connect(crew.store) as engine:
+            workers = [crew.worker(f"w{i}") for i in range(number)]
+            tasks = [NewTask({"n": n}, max_attempts=50) for n in range(100)]
+            receipts = await engine.queue("limited").enqueue_many(tasks)
+            for _ in range(10):
+                assert (await run_sync(workers[0].line)).startswith("limited")
+            workers[0].signal(signal.SIGKILL)
+            await run_sync(workers[0].wait)
+            crew.worker("heir")
+            results = [await engine.result(one.id, wait=60) for one in receipts]
+            assert {result.status for result in results} == {"completed"}
+            assert (await engine.stats()).dead_total == 0
+            assert not (await engine.stats()).leased  # nothing has leaked
+        server.signal(signal.SIGTERM)
+        assert await run_sync(server.wait) == 0
+    steps = starts_and_ends(store, "limited")
+    starts = [at for at, step in steps if step == 1]
+    assert len(starts) >= 100
+    spans = [last - first for first, last in zip(starts, starts[20:], strict=False)]
+    assert min(spans) > 0.99, min(spans)  # by the wall clock; windows are by the monotonic one
+    assert max(itertools.accumulate(step for _, step in steps)) <= 4
+    assert sum(step for _, step in steps) == 0
 
 
 class Load:

@@ -202,10 +202,27 @@ def test_what_is_no_address_and_no_folder_cannot_be_opened_so():
         pass
 
 
-WRONG = (
-    'error: No overload variant of "enqueue" of "TaskFunction" matches argument type "str"  '
-    "[call-overload]"
+NO_VARIANT = (
+    'error: No overload variant of "enqueue" of "{}" matches argument type "str"  [call-overload]'
 )
+WRONG = [
+    NO_VARIANT.format("TaskFunction"),
+    NO_VARIANT.format("BoundTask"),
+    (
+        'error: Argument 1 to "new" of "TaskFunction" has incompatible type "str"; expected "int"  '
+        "[arg-type]"
+    ),
+    'error: Missing positional argument "b" in call to "enqueue" of "TaskFunction"  [call-arg]',
+    (
+        'error: Argument "b" to "enqueue_sync" of "TaskFunction" has incompatible type "str"; '
+        'expected "int"  [arg-type]'
+    ),
+    'error: "Report" has no attribute "line"; maybe "lines"?  [attr-defined]',
+    (
+        'error: Argument "unique_by" to "task" of "App" has incompatible type "int"; expected '
+        '"str | Sequence[str] | Callable[[Any], Any] | None"  [arg-type]'
+    ),
+]
 TYPED = """
 from dataclasses import dataclass
 from lodeq import Result
@@ -232,6 +249,19 @@ async def main() -> None:
     reveal_type(add.enqueue_sync(1, 2).result_sync())
     reveal_type((await report.enqueue_many([report.new(1)]))[0].result_sync())
     await report.enqueue("x")
+    await report.options(priority=7).enqueue("x")
+    report.new("x")
+    await add.enqueue(1)
+    add.enqueue_sync(1, b="x")
+    found = await receipt.result()
+    if found is not None:
+        found.value.line
+
+@app.task("odd", unique_by=lambda a: a.n, middleware=[])
+async def odd(n: int) -> None: ...
+
+@app.task("wrong", unique_by=3)
+async def wrong(n: int) -> None: ...
 
 def old(result: Result) -> None:
     reveal_type(result.value)
@@ -253,7 +283,7 @@ def test_type_checkers_see_the_type_of_the_result(tmp_path):
         result.format("int"),
         result.format("int"),
         result.format("page.Report"),
-        WRONG,
+        *WRONG,
         'note: Revealed type is "Any"',
     ]
     assert said == expected

@@ -7,7 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from lodeq import UsageError, WorkerReport
-from lodeq.repository.model.workers import CronTick, RunningTask, check_report
+from lodeq.repository.model.workers import (
+    CronTick,
+    KnownFunction,
+    RunningTask,
+    UnknownFunction,
+    check_report,
+)
 from lodeq.repository.state.worker_register import WorkerRegister
 
 NAIVE = datetime(2026, 1, 1)  # noqa: DTZ001 - that is what is refused
@@ -36,6 +42,11 @@ WRONG = [
     {"beat_age": "x"},
     {"running": (RUN,) * 65},
     {"running": {RUN: RUN}},
+    {"known": (KnownFunction("q", "f" * 257),)},
+    {"known": (KnownFunction("q", "f"),) * 257},
+    {"unknown": (UnknownFunction("q", "f", -1),)},
+    {"unknown": (UnknownFunction("q", "f", 1, 0, NAIVE),)},
+    {"unknown": (RUN,)},
     *(
         {"running": (dataclasses.replace(RUN, **one),)}
         for one in (
