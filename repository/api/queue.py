@@ -399,7 +399,7 @@ class Queue:
                 until its end instead of going back; after a kill it starts again in full, once.
             skip_tenants: with ALL_TENANTS, tenants that get nothing this time.
             dead: take dead letters instead, the oldest first, 256 at most in one call, of one
-                tenant; also of a paused queue, and beyond its limits. See docs/dead-letters.md.
+                tenant; also of a paused queue, and beyond its limits.
 
         Raises:
             UsageError: the call is wrong. StoragePoisonedError: no healthy shard is left.
