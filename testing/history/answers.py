@@ -62,6 +62,8 @@ def _invoke_range(h: Inference, call: Call) -> None:
     """Start what is about all tasks of a queue that are in some state, and may take any of them."""
     kinds = {"dead"} if call.kind != "purge" else _purged(call.params.get("state"))
     tenant = call.params.get("tenant")
+    if call.kind == "claim_dead":  # it may wait for the first task of its queue
+        h.queue_model(call.params["queue"], tenant or "")
     for queue_model in list(h.queue_models.values()):
         if queue_model.name[0] != call.params["queue"] or tenant not in {None, queue_model.name[1]}:
             continue

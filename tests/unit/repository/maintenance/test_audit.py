@@ -47,6 +47,7 @@ async def make(path: Path) -> None:
             await lease.complete(b"ok")
         for lease in await mail.claim(limit=10):
             await lease.bury("bad")
+        await mail.claim(dead=True, limit=3, lease=900)
         for lease in await mail.claim(limit=10):
             await lease.nack(delay=600)
         await mail.claim(limit=10, lease=900)
@@ -337,7 +338,7 @@ def test_nothing_is_found_where_nothing_is_wrong(sound):
     assert plan.is_empty
     assert not plan.beyond
     held = [audit_shard(str(sound), shard) for shard in range(SHARDS)]
-    assert sum(one.rows["leases"] for one in held) == 10
+    assert sum(one.rows["leases"] for one in held) == 13
     assert any(one.oldest_lease_us for one in held)
 
 
