@@ -371,15 +371,15 @@ async def test_a_dead_letter_under_a_lease(engine, queue):
         await (await queue.claim_one()).nack(reason=payload.decode())
     dead = {task.payload: task for task in await queue.dead_letters()}
     found = await queue.claim(dead=True, limit=3)
+    found.append(await queue.claim_one(dead=True, worker="w"))
     leases = {lease.payload: lease for lease in found}
     for payload, lease in leases.items():
         assert lease.task_id == dead[payload].id
         assert (lease.reason, lease.attempt) == (payload.decode(), 1)
         assert lease.dead_at == dead[payload].finished_at
-    last = await queue.claim_one(dead=True, worker="w")
     assert not await queue.claim(dead=True)
     assert await counts(queue) == {"leased": 4, "results": 4}
-    await last.cancel()
+    await leases[b"gone"].cancel()
     done, again, left = (leases[payload] for payload in (b"done", b"again", b"left"))
     await done.heartbeat()
     await done.complete({"seen": True})

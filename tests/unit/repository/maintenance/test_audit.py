@@ -15,7 +15,7 @@ from lodeq.engine.offline.audit import audit_shard
 from lodeq.engine.offline.repair_plan import RepairPlan, read_plan, write_plan
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
-from lodeq.engine.records.lease import decode_lease, encode_lease
+from lodeq.engine.records.lease import DEAD_LEASE, decode_lease, encode_lease
 from lodeq.engine.records.result import Status, decode_result, encode_result
 from lodeq.engine.records.task import decode_task
 from lodeq.engine.runtime.ids import IdSource, SeededRng, shard_of
@@ -179,7 +179,9 @@ def dangling_ghost(rows: Rows) -> None:
 
 
 def lost_ghost(rows: Rows) -> None:
-    task_id = rows.first(ks.LEASE)[0][2:]
+    leases = rows.store.scan(ks.LEASE, ks.LEASE_END, 99)
+    live = [key for key, raw in leases if not decode_lease(raw).flags & DEAD_LEASE]
+    task_id = live[0][2:]
     rows.put((ks.GHOST + decode_task(rows.store.get(ks.TASK + task_id)).ghost, None))
 
 
