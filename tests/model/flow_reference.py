@@ -226,7 +226,7 @@ class FlowReference(Reference):
         for n in dict.fromkeys(after):
             task = self.tasks.get(n)
             status = None
-            if task is None or task.state == "dead":
+            if task is None or task.state == "dead" or task.is_borrowed:
                 if task is None and n not in self.results:
                     raise RefusedError("UnknownDependencyError")
                 status = "dead" if task is not None else self.results[n].status
