@@ -377,7 +377,7 @@ async def test_a_dead_letter_under_a_lease(engine, queue):
         assert lease.task_id == dead[payload].id
         assert (lease.reason, lease.attempt) == (payload.decode(), 1)
         assert lease.dead_at == dead[payload].finished_at
-    assert not await queue.claim(dead=True)
+    assert not await queue.claim(dead=True, wait=0.01)
     assert await counts(queue) == {"leased": 4, "results": 4}
     await leases[b"gone"].cancel()
     done, again, left = (leases[payload] for payload in (b"done", b"again", b"left"))
