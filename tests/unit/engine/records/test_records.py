@@ -93,6 +93,7 @@ LEASES = st.builds(
     names,
     tails,
     st.integers(-(1 << 31), (1 << 31) - 1),
+    dead_row=st.just(b""),
 ).flatmap(
     lambda lease: (
         st.builds(lambda row: lease._replace(dead_row=row), INDEX_ROWS.map(small.encode_index_row))
