@@ -142,6 +142,7 @@ class Session:
         self.takes_faces: bool = doc.get("takes_faces", False)  # as that
         self.takes_progress: bool = doc.get("takes_progress", False)  # and cancels all of a queue
         self.takes_dependencies: bool = doc.get("takes_dependencies", False)  # ``NewTask.after``
+        self.takes_dead_claims: bool = doc.get("takes_dead_claims", False)
         self.codecs: dict[str, Codec] = {}
         self.redaction = redaction
 
@@ -360,6 +361,7 @@ def claim(
     worker: str,
     skip_tenants: Collection[str] = (),
     claim_id: bytes | None = None,
+    dead: bool = False,
 ) -> Call:
     """Poll once for leases.
 
@@ -372,6 +374,7 @@ def claim(
         worker: who claims, in at most 256 bytes of UTF-8.
         skip_tenants: tenants that are passed over.
         claim_id: 16 random bytes that ``cancel_claim`` names; an older server is sent none.
+        dead: of the dead letters of one queue and tenant; an older server is asked for none.
     """
     check_limit(limit)
     name = check_worker(worker).decode()  # as the engine would keep it
@@ -397,6 +400,14 @@ def claim(
         doc["skip_tenants"] = list(skip_tenants)
     if claim_id is not None and session.takes_claim_ids:
         doc["claim_id"] = claim_id
+    if dead is not False:
+        if dead is not True:
+            raise UsageError(f"dead must be True or False, not {dead!r}")
+        if not session.takes_dead_claims:
+            raise UsageError(
+                "this server hands out no dead letters: it runs an older lodeq; upgrade the server"
+            )
+        doc["dead"] = True
     return Call("POST", "/leases/claim", doc, wait_s=poll_s)
 
 
@@ -530,7 +541,7 @@ def nack(verb: str, lease: Granted, delay: Duration | None, reason: object) -> C
     """End a lease without completing its task.
 
     Args:
-        verb: ``nack``, ``release``, ``bury`` or ``cancel``.
+        verb: ``nack``, ``release``, ``bury``, ``redrive`` or ``cancel``.
         lease: the lease as it was granted.
         delay: seconds before the task is ready again; None lets its backoff decide.
         reason: text for ``nack`` and ``bury``; the server cuts it at ``reason_bytes_max``.

@@ -110,6 +110,11 @@ class RemoteLease(LeaseFacts):
         await self._send(calls.nack("bury", self._granted, None, reason))
         self.end()
 
+    async def redrive(self) -> None:
+        """See ``Lease.redrive``, also for Durability and Cancellation."""
+        await self._send(calls.nack("redrive", self._granted, None, ""))
+        self.end()
+
     async def cancel(self) -> None:
         """See ``Lease.cancel``, also for Durability and Cancellation."""
         await self._send(calls.nack("cancel", self._granted, None, ""))

@@ -99,6 +99,16 @@ class LeaseFacts:
         return self._granted.attempt
 
     @property
+    def dead_at(self) -> datetime | None:
+        """When the task died; None unless the lease is of a dead letter."""
+        return self._granted.dead_at
+
+    @property
+    def reason(self) -> str:
+        """Why the task died; empty unless the lease is of a dead letter."""
+        return self._granted.reason
+
+    @property
     def epoch(self) -> int:
         """Grows with every lease of the engine."""
         return self._granted.epoch

@@ -111,6 +111,7 @@ class RemoteRequests:
         wait: Duration,
         worker: str,
         skip_tenants: Collection[str] = (),
+        dead: bool = False,
     ) -> list[RemoteLease]:
         """Claim by one poll after another, until there is something or the wait is over.
 
@@ -121,13 +122,14 @@ class RemoteRequests:
             wait: seconds in all; the server bounds each poll.
             worker: who claims, in at most 256 bytes.
             skip_tenants: tenants that are passed over.
+            dead: of the dead letters, of one queue and tenant.
         """
         left_s = 0.0 if wait == 0 else duration_s(wait, "wait")
         give_up = _mono() + left_s
         codecs = self.session.codecs
         fast = self.fast
         while True:
-            if fast is not None and len(queues) == 1 and not skip_tenants:
+            if fast is not None and len(queues) == 1 and not skip_tenants and dead is False:
                 granted = await self._claim_fast(fast, queues[0], limit, lease, left_s, worker)
                 if granted is not None:
                     left_s = give_up - _mono()
@@ -144,6 +146,7 @@ class RemoteRequests:
                 worker=worker,
                 skip_tenants=skip_tenants,
                 claim_id=claim_id,
+                dead=dead,
             )
             doc = await self._claims.send(call, claim_id)
             left_s = give_up - _mono()

@@ -12,12 +12,15 @@ K = EventKind
 LIVES: dict[EventKind, tuple[set[str | None], str | None]] = {
     K.ENQUEUED: ({None}, "ready"),
     K.CLAIMED: ({"ready"}, "leased"),
-    K.COMPLETED: ({"leased"}, None),
+    K.COMPLETED: (
+        {"leased", "dead"},
+        None,
+    ),  # dead: claimed as that, which is not told
     K.NACKED: ({"leased"}, "ready"),
     K.RELEASED: ({"leased"}, "ready"),
     K.DIED: ({"leased", "ready"}, "dead"),
     K.EXPIRED: ({"leased", "ready"}, None),
-    K.CANCELLED: ({"leased", "ready"}, None),
+    K.CANCELLED: ({"leased", "ready", "dead"}, None),
     K.REDRIVEN: ({"dead"}, "ready"),
     K.FORGOTTEN: ({"dead"}, None),
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
-from lodeq.engine.records.lease import MOVED_FLAG, LeaseRecord, encode_lease
+from lodeq.engine.records.lease import DEAD_LEASE, MOVED_FLAG, LeaseRecord, encode_lease
 from lodeq.engine.records.policy import Policy, encode_policy
 from lodeq.engine.records.result import ResultRecord, Status, encode_result
 from lodeq.engine.records.rows import Ghost, IndexRow, Moved
@@ -267,6 +267,22 @@ class Life:
             lost=lost,
         )
 
+    def claim_dead(self, task: Task, *, lost: bool = False) -> None:
+        """A lease of a dead letter: it has the row in it that the task goes back as."""
+        self.tick()
+        task.is_leased = True
+        self.count(task, dead=-1, leased=1)
+        died_ms = ks.decode_index_key(task.key).at
+        lease = self.lease(task)._replace(
+            flags=MOVED_FLAG | DEAD_LEASE,
+            seq=died_ms * 1000,
+            expires_ms=0,
+            ghost=NO_GHOST,
+            ghost_expires_ms=0,
+            dead_row=self.row(task, died_ms + 24 * HOUR_MS),
+        )
+        self.commit([(task.key, None), (ks.LEASE + task.id, encode_lease(lease))], lost=lost)
+
     def complete(self, task: Task, *, retention_ms: int = HOUR_MS, lost: bool = False) -> None:
         self.tick()
         self.count(task, leased=-1, results=1)
@@ -301,4 +317,8 @@ def busy(life: Life) -> list[Task]:
     life.nack(tasks[1], delay_ms=5000)
     life.bury(tasks[2])
     life.complete(tasks[6])
+    tasks.append(life.enqueue())
+    life.claim(tasks[-1])
+    life.bury(tasks[-1])
+    life.claim_dead(tasks[-1])
     return tasks

@@ -50,6 +50,9 @@ class Walk:
     async def claim(self) -> None:
         (self.lease,) = await self.mail.claim()
 
+    async def claim_dead(self) -> None:
+        (self.lease,) = await self.mail.claim(dead=True)
+
     async def last_attempt(self) -> None:
         await self.lease.nack(delay=0)
         await self.claim()
@@ -84,6 +87,9 @@ class Walk:
         }
         if state in ends:
             await ends[state]()
+        if state == "leased" and by.endswith("dead letter"):
+            await self.lease.bury("no")
+            await self.claim_dead()
 
     async def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -152,6 +158,12 @@ class Walk:
             "purge": lambda: self.mail.purge(),
             "replace": self.replace,
             "TTL": lambda: self.advance(121),
+            "claim of a dead letter": self.claim_dead,
+            "complete of a dead letter": lambda: self.lease.complete(),
+            "redrive of a dead letter": lambda: self.lease.redrive(),
+            "cancel of a dead letter": lambda: self.engine.cancel(self.id),
+            "nack of a dead letter": lambda: self.lease.nack(),
+            "reap of a dead letter": lambda: self.advance(31),
             "redrive": lambda: self.mail.redrive([self.id]),
             "reprioritise": self.reprioritise,
             "delete": self.delete,

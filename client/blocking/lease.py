@@ -111,6 +111,11 @@ class SyncRemoteLease(LeaseFacts):
         self._send(calls.nack("bury", self._granted, None, reason))
         self.end()
 
+    def redrive(self) -> None:
+        """See ``Lease.redrive``, also for Durability and Cancellation."""
+        self._send(calls.nack("redrive", self._granted, None, ""))
+        self.end()
+
     def cancel(self) -> None:
         """See ``Lease.cancel``, also for Durability and Cancellation."""
         self._send(calls.nack("cancel", self._granted, None, ""))

@@ -188,6 +188,7 @@ class SyncRemoteQueue:
         worker: str = "",
         exported: bool = False,
         skip_tenants: Collection[str] = (),
+        dead: bool = False,
     ) -> Leases:
         """See ``Queue.claim``, also for Durability and Cancellation.
 
@@ -198,6 +199,7 @@ class SyncRemoteQueue:
             worker: a name kept with lease and result, at most 256 bytes.
             exported: changes nothing: leases of a served store always outlive the server.
             skip_tenants: with ALL_TENANTS, tenants that get nothing this time.
+            dead: take dead letters instead, the oldest first, 256 at most.
         """
         return self._engine.claim_from(
             [self._template],
@@ -206,13 +208,19 @@ class SyncRemoteQueue:
             wait=wait,
             worker=worker,
             skip_tenants=skip_tenants,
+            dead=dead,
         )
 
     def claim_one(
-        self, *, lease: Duration | None = None, wait: Duration = 0.0, worker: str = ""
+        self,
+        *,
+        lease: Duration | None = None,
+        wait: Duration = 0.0,
+        worker: str = "",
+        dead: bool = False,
     ) -> SyncRemoteLease | None:
         """See ``Queue.claim_one``, also for Durability and Cancellation."""
-        leases = self.claim(lease=lease, wait=wait, worker=worker)
+        leases = self.claim(lease=lease, wait=wait, worker=worker, dead=dead)
         return leases[0] if leases else None
 
     def leases(

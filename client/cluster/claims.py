@@ -19,11 +19,12 @@ from ...errors import LodeqError, NotLeaderError, UnreachableError
 from .. import calls
 from ..calls import CANCEL_CLAIM_S, CLAIM_ID_BYTES, Call
 from .nodes import STALE_S, Nodes
-from .together import Take, at_last, first_true
+from .together import Take, at_last, first_true, pause
 
 __all__ = ["claim", "claim_in_turn", "take_back"]
 
 _rng: Final = SystemRng()
+DEAD_LOOK_S: Final = 1.0  # between two looks of a claim that waits for dead letters
 
 
 async def claim(nodes: Nodes, call: Call) -> Any:
@@ -68,6 +69,9 @@ async def claim_in_turn(nodes: Nodes, doc: Mapping[str, Any], take: Take) -> lis
             order = await nodes.leaders()
     leases = await _sweep(nodes, doc["limit"], take, order)
     order = nodes.topology.leading() or order
+    if not leases and wait_s > 0 and doc.get("dead"):  # nobody is told when a task dies elsewhere
+        await pause(min(wait_s, DEAD_LOOK_S))
+        return await _sweep(nodes, doc["limit"], take, await nodes.leaders())
     if not leases and wait_s > 0 and await _wait(nodes, doc, order, wait_s):
         leases = await _sweep(nodes, doc["limit"], take, await nodes.leaders())
     return leases

@@ -16,7 +16,16 @@ __all__ = ["Route", "Way", "route_of"]
 Merge = Callable[[Call, Sequence[Mapping[str, Any]]], dict[str, Any]]
 _ID: Final = re.compile(r"^/(?:tasks|workflows)/([0-9a-f-]{36})(?:/|$)")
 _QUEUE: Final = re.compile(r"^/queues/[^/]+/(\w+)$")
-_LEASE_ENDS: Final = ("heartbeat", "progress", "complete", "nack", "release", "bury", "cancel")
+_LEASE_ENDS: Final = (
+    "heartbeat",
+    "progress",
+    "complete",
+    "nack",
+    "release",
+    "bury",
+    "redrive",
+    "cancel",
+)
 
 
 class Way(Enum):

@@ -276,6 +276,8 @@ class Granted(NamedTuple):
     function: str = ""
     preview: str = ""
     labels: Mapping[str, str] = NO_LABELS
+    dead_at: datetime | None = None  # of a dead letter, as the next one
+    reason: str = ""
 
     def __repr__(self) -> str:
         return f"<Granted {self.task_id} epoch={self.epoch}>"  # not the token
@@ -298,6 +300,8 @@ class Granted(NamedTuple):
             form.take(doc, "payload") or Stored(0, b""),
             form.take(doc, "headers"),
             *_face_of(doc),
+            _at(doc["dead_at"]) if doc.get("dead_at") else None,
+            doc.get("reason", ""),
         )
 
 

@@ -4,15 +4,17 @@
 
     0   u8   'L'            1   u8  version, 1
     2   u16  flags: 1 exported, 2 moved (an s/ row exists), 4 body (a b/ row), 8 member (of a join),
-             16 restarted (in full, after an unclean end; no heartbeat has come since)
+             16 restarted (in full, after an unclean end; no heartbeat has come since),
+             32 dead (of a dead letter: it goes back there)
     4   u16  attempts (this run included)      6  u8 priority   7 u8 0
     8   u64  epoch          16  16 B token
     32  i64  leased_us      40  u32 lease_ms   44 u32 record bytes of the task
-    48  i64  created_us     56  i64 seq (of the ready key)    64 i64 expires_ms (TTL)
+    48  i64  created_us     56  i64 seq (of the ready key; dead: when it died, microseconds)
+    64  i64  expires_ms (TTL; dead: 0)
     72  32 B policy         104 16 B ghost key 120 i64 ghost_expires_ms
     128 u8   queue bytes    129 u8 tenant bytes   130 u16 worker bytes
     132 i32  its end, in eighths of a second from leased_us; 0: after lease_ms
-    136      queue, tenant, worker
+    136      queue, tenant, worker; dead: the row that it goes back as, sealed like any other
     end u64  xxh3_64
 
 It holds everything the reaper and ``complete`` need, so neither reads the task's body.
@@ -27,9 +29,11 @@ from typing import Final, NamedTuple
 
 from ...errors import RecordCorruptError
 from .frame import open_frame, seal
+from .rows import decode_index_row
 
 __all__ = [
     "BODY_LEASE",
+    "DEAD_LEASE",
     "EXPORTED",
     "LEASE_BODY",
     "LEASE_HEAD",
@@ -58,6 +62,7 @@ EXPORTED: Final = 1
 MOVED_FLAG: Final = 2
 BODY_LEASE: Final = 4  # both are those of the index row, one bit up
 RESTARTED: Final = 16
+DEAD_LEASE: Final = 32
 _END_US: Final = 125_000
 _END_MAX: Final = (1 << 31) - 1  # eighths of a second: 8 years
 
@@ -83,6 +88,7 @@ class LeaseRecord(NamedTuple):
     tenant: bytes
     worker: bytes
     end: int = 0
+    dead_row: bytes = b""  # of a dead letter
 
 
 def ends_us(record: LeaseRecord) -> int:
@@ -163,6 +169,7 @@ def encode_lease(r: LeaseRecord) -> bytes:
         + encode_lease_tail(
             r.policy, r.ghost, r.ghost_expires_ms, r.queue, r.tenant, r.worker, r.end
         )
+        + r.dead_row
     )
 
 
@@ -194,8 +201,11 @@ def decode_lease(raw: bytes) -> LeaseRecord:
     ) = LEASE_BODY.unpack_from(raw)
     a = LEASE_BODY.size + nq
     b = a + nt
-    if b + nw + 8 != len(raw) or priority > 9:
+    dead_row = raw[b + nw : -8]
+    if b + nw + 8 > len(raw) or bool(dead_row) != bool(flags & DEAD_LEASE) or priority > 9:
         raise RecordCorruptError("lease record: lengths do not add up")
+    if dead_row:
+        decode_index_row(dead_row)
     return LeaseRecord(
         flags,
         attempts,
@@ -215,4 +225,5 @@ def decode_lease(raw: bytes) -> LeaseRecord:
         raw[a:b],
         raw[b : b + nw],
         end,
+        dead_row,
     )

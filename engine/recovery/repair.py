@@ -52,11 +52,12 @@ from ..records.keyspace import (
     UNCOUNTED_END,
     bucket_prefix,
     counters_key,
+    dead_key,
     decode_index_key,
     expiry_key,
     ready_key,
 )
-from ..records.lease import MOVED_FLAG, LeaseRecord, decode_lease, encode_lease
+from ..records.lease import DEAD_LEASE, MOVED_FLAG, LeaseRecord, decode_lease, encode_lease
 from ..records.policy import decode_policy
 from ..records.result import Status, decode_result, result_due_ms
 from ..records.rows import (
@@ -260,7 +261,11 @@ class _Repair:
             self._settle_row(k, place.key, k.row)
         elif self._requeue(k):
             return
-        if lease is not None or place is None or not k.is_dead:
+        if lease is not None and k.lease is not None:
+            is_dead = k.lease.flags & DEAD_LEASE != 0
+        else:
+            is_dead = place is not None and place.rank == 3
+        if not is_dead:
             self._hold_ghost(k)
             if k.result is not None:  # of a death before the redrive that was lost
                 self._ops[RESULT + k.task_id] = None
@@ -306,6 +311,8 @@ class _Repair:
         """The same for a leased task: its ``s/`` row names the key it was claimed from."""
         prefix = bucket_prefix(k.task.queue, k.task.tenant)
         key = ready_key(prefix, lease.priority, lease.seq, k.task_id)
+        if lease.flags & DEAD_LEASE:
+            key = dead_key(prefix, lease.seq // 1000, k.task_id)
         is_moved = self._settle_moved(k, key, lease.attempts)
         if bool(lease.flags & MOVED_FLAG) != is_moved:
             flipped = lease._replace(flags=lease.flags ^ MOVED_FLAG)
@@ -485,7 +492,10 @@ def _entry(key: bytes, raw: bytes) -> tuple[int, int, bytes]:
     if family == GHOST:
         return decode_ghost(raw).expires_ms, 0, b"g" + key[2:]
     if family == LEASE:
-        return decode_lease(raw).expires_ms, 0, b"t" + key[2:]
+        lease = decode_lease(raw)
+        if lease.flags & DEAD_LEASE:
+            return decode_index_row(lease.dead_row).expires_ms, 0, b"x" + key[2:]
+        return lease.expires_ms, 0, b"t" + key[2:]
     at = decode_index_key(key)
     kind = b"x" if at.kind == DEAD else b"t"
     return decode_index_row(raw).expires_ms, 0, kind + at.task_id

@@ -5,7 +5,7 @@ Every family can be rebuilt in the mind from the others; these are the rules:
 - A task (``t/``) has exactly one *place*: a ready, delayed or dead row, or a lease. A row of any
   of these without a task, or a second one for the same task, is wrong; of two the newest counts.
 - A final result (completed, expired, cancelled) means that there is no task any more; that of a
-  dead letter, that the task is dead.
+  dead letter, that the task is dead, or leased as a dead letter.
 - ``s/`` exists exactly if the task's key is not its first one, and names that key; the row's or
   lease's *moved* flag says the same (``complete`` trusts it). A lease keeps the ``s/`` row of the
   key it was claimed from.
@@ -35,7 +35,7 @@ from ...errors import CorruptionError
 from ..records import keyspace as ks
 from ..records.frame import attempt
 from ..records.keyspace import FLOWS, FLOWS_END, OUTBOX, OUTBOX_END
-from ..records.lease import MOVED_FLAG, LeaseRecord, decode_lease
+from ..records.lease import DEAD_LEASE, MOVED_FLAG, LeaseRecord, decode_lease
 from ..records.result import HAS_ATTEMPTS, ResultRecord, Status, decode_result, result_due_ms
 from ..records.rows import (
     MOVED_ROW,
@@ -118,7 +118,9 @@ class Known(NamedTuple):
 
     @property
     def is_dead(self) -> bool:
-        """A dead letter, going by its newest index row."""
+        """A dead letter, going by its newest index row or the lease it is under."""
+        if self.lease is not None and self.lease.flags & DEAD_LEASE:
+            return True
         return self.place is not None and self.place.rank == 3
 
     @property

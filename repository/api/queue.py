@@ -47,6 +47,7 @@ from ..state.queue_state import TenantQueue
 from ..state.turns import Turns
 from ..tasks import task_list
 from ..tasks.claim import claim, drop, skipping
+from ..tasks.dead_claim import claim_dead
 from ..tasks.enqueue import check_durable, enqueue, enqueue_many
 from ..tasks.fast_path import line_of, submit_claim, submit_plain, submit_plain_many
 from ..tasks.in_line import claim_in_line, enqueue_in_line
@@ -385,6 +386,7 @@ class Queue:
         worker: str = "",
         exported: bool = False,
         skip_tenants: Collection[str] = (),
+        dead: bool = False,
     ) -> list[Lease]:
         """Take up to ``limit`` ready tasks under leases; an empty list if there are none.
 
@@ -396,6 +398,8 @@ class Queue:
             exported: the worker is another process: after a restart of this one the lease goes on
                 until its end instead of going back; after a kill it starts again in full, once.
             skip_tenants: with ALL_TENANTS, tenants that get nothing this time.
+            dead: take dead letters instead, the oldest first, 256 at most in one call, of one
+                tenant; also of a paused queue, and beyond its limits.
 
         Raises:
             UsageError: the call is wrong. StoragePoisonedError: no healthy shard is left.
@@ -406,6 +410,10 @@ class Queue:
         """
         core = self._core
         core.check()
+        if dead is not False:
+            if dead is not True:
+                raise UsageError(f"dead must be True or False, not {dead!r}")
+            return await self._claim_dead(limit, lease, wait, worker, exported, skip_tenants)
         last = self._last_call
         if (  # the same objects as in the last call: a worker's loop
             limit is last[0]
@@ -449,6 +457,23 @@ class Queue:
             return await claim(core, request, wait_s, is_admitted=is_admitted)
         return await claim(core, request, wait_s)
 
+    async def _claim_dead(
+        self,
+        limit: int,
+        lease: Duration | None,
+        wait: Duration,
+        worker: str,
+        exported: bool,
+        skip_tenants: Collection[str],
+    ) -> list[Lease]:
+        if self._is_everybodys or skip_tenants:
+            raise UsageError(
+                "dead=True claims the dead letters of one tenant: name it in engine.queue(…, "
+                "tenant=…); ALL_TENANTS and skip_tenants are for ready tasks"
+            )
+        request = self._request(limit, lease, worker, exported)
+        return await claim_dead(self._core, request, duration_s(wait, "wait"))
+
     def _request(
         self, limit: int, lease: Duration | None, worker: str, exported: bool
     ) -> ClaimRequest:
@@ -471,10 +496,22 @@ class Queue:
         return request
 
     async def claim_one(
-        self, *, lease: Duration | None = None, wait: Duration = 0.0, worker: str = ""
+        self,
+        *,
+        lease: Duration | None = None,
+        wait: Duration = 0.0,
+        worker: str = "",
+        dead: bool = False,
     ) -> Lease | None:
-        """``claim(limit=1)``: the lease, or None. Durability, Cancellation: as ``claim``."""
-        leases = await self.claim(lease=lease, wait=wait, worker=worker)
+        """``claim(limit=1)``: the lease, or None. Durability, Cancellation: as ``claim``.
+
+        Args:
+            lease: seconds; None uses the queue's.
+            wait: seconds to wait for a task.
+            worker: a name kept with the lease and the result, at most 256 bytes.
+            dead: take a dead letter instead.
+        """
+        leases = await self.claim(lease=lease, wait=wait, worker=worker, dead=dead)
         return leases[0] if leases else None
 
     def leases(

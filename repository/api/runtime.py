@@ -358,6 +358,7 @@ class EngineRuntime:
         await self._stop_background()
         why = "the engine was closed while this call waited"
         core.waiters.fail_all(ClosedError(why))
+        core.fail_dead_waiters(lambda: ClosedError(why))
         core.queue_limits.close()
         with suppress(LodeqError):  # then the next process knows of no starts
             save_starts(core)

@@ -21,12 +21,14 @@ from ...engine.records.keyspace import (
     PROGRESS_END,
     READY,
     TASK,
+    dead_key,
     decode_expiry_key,
     expiry_key,
     prefix_end,
     ready_key,
 )
 from ...engine.records.lease import (
+    DEAD_LEASE,
     EXPORTED,
     RESTARTED,
     LeaseRecord,
@@ -156,6 +158,9 @@ def _restore(
     def fill(lease: Lease) -> None:
         lease.task_id = TaskId(raw_id)
         lease.key = ready_key(bucket.prefix, r.priority, r.seq, raw_id)
+        if r.flags & DEAD_LEASE:
+            lease.key = dead_key(bucket.prefix, r.seq // 1000, raw_id)
+            lease.dead_row = r.dead_row
         lease.attempt, lease.priority, lease.flags = r.attempts, r.priority, r.flags
         lease.epoch, lease.token, lease.worker = r.epoch, r.token, r.worker
         lease.lease_s = r.lease_ms / 1000
@@ -171,7 +176,8 @@ def _restore(
         lease.ghost, lease.ghost_expires_ms = r.ghost, r.ghost_expires_ms
         lease.record_bytes = r.record_bytes
         lease.face = task.face if task is not None else b""
-        lease.runs = core.function_counts.of(r.queue, lease.face)
+        is_run = not r.flags & DEAD_LEASE
+        lease.runs = core.function_counts.of(r.queue, lease.face) if is_run else None
 
     lease = restored(core, bucket, fill)
     core.leases[lease.task_id] = lease

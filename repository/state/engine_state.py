@@ -213,6 +213,8 @@ class EngineState:
         self.progress: dict[bytes, ProgressRecord] = {}  # of leased tasks that report any
         self.leased_runs: dict[tuple[bytes, bytes | None], LeasedRun] = {}  # of ``task_list``
         self.result_waiters: dict[bytes, list[Future]] = {}
+        # Claims of dead letters that wait, by queue and tenant: each looks again when it is woken.
+        self.dead_waiters: dict[tuple[bytes, bytes | None], list[Future]] = {}
         self.merged_claims = 0  # tasks granted to claims from several queues, with a boost
         self.totals = Totals()
         self.home = HomeShard(self.shards)
@@ -792,6 +794,7 @@ class EngineState:
                     future.set_exception(StoragePoisonedError(f"{failure}: {REOPEN}"))
         if all(shard.co.status > STALLED for shard in self.shards):
             self.waiters.fail_all(self.refusal())
+            self.fail_dead_waiters(self.refusal)
 
     def _forget_due(self, shard: Shard) -> None:
         """Nothing of ``shard`` will be done: it must not look due, or the reaper never rests."""
@@ -868,6 +871,20 @@ class EngineState:
     ) -> Coroutine[Any, Any, None]:
         """Wait until everything queued on the shard is committed; see ``waits``."""
         return commit_barrier(shard, is_durable=is_durable, is_local=is_local)
+
+    def wake_dead(self, lane: TenantQueue) -> None:
+        """A dead letter may be claimed: who waits for one of the lane looks again, in turn."""
+        for future in self.dead_waiters.pop(lane.key, ()):
+            if not future.done():
+                future.set_result(True)
+
+    def fail_dead_waiters(self, error: Callable[[], BaseException]) -> None:
+        """Nobody is left waiting for a dead letter; ``error`` makes one for each."""
+        for futures in self.dead_waiters.values():
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error())
+        self.dead_waiters.clear()
 
     def notify_result(self, group: Group, task_id: bytes) -> None:
         """Wake those who wait for this task's result, when its end is committed."""

@@ -19,13 +19,14 @@ __all__ = ["LeaseHolder", "LeaseState", "LeasedRun"]
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LeaseState:
-    """The fields of a ``Lease``. All are set where it is granted, but for ``stored_s``."""
+    """The fields of a ``Lease``. All are set where it is granted, but for the last two."""
 
     __slots__ = (
         "attempt",
         "bucket",
         "codec",
         "core",
+        "dead_row",
         "deadline_mono",
         "epoch",
         "expires_ms",
@@ -53,7 +54,7 @@ class LeaseState:
     core: Any  # its ``EngineState``, which imports this module
     bucket: ShardQueue
     task_id: TaskId
-    key: bytes  # the ready key it was claimed from: where a release puts it back
+    key: bytes  # the ready or dead key it was claimed from: where a release puts it back
     record: bytes | None  # None after a restart, and once it was handed out over HTTP
     attempt: int
     priority: int
@@ -76,6 +77,7 @@ class LeaseState:
     runs: FunctionTally | None  # of its task's function
     face: bytes  # as in the task record: its end writes it into the result
     stored_s: float  # the length that its row has; not set while that is ``lease_s``
+    dead_row: bytes  # the row that a dead letter goes back as; not set where it was none
 
 
 class LeaseHolder(Protocol):

@@ -35,7 +35,17 @@ from .lease_grant import grant, take_one
 from .record_fetch import records_of
 from .task_end import DAMAGED, bury_row, give_back, step_behind
 
-__all__ = ["claim", "drop", "expire_row", "granted", "ready", "serve_waiter", "skipping", "take"]
+__all__ = [
+    "claim",
+    "committed",
+    "drop",
+    "expire_row",
+    "granted",
+    "ready",
+    "serve_waiter",
+    "skipping",
+    "take",
+]
 
 EXPIRED_ROUNDS_MAX = 16
 TURN_TASKS = 1024  # of one claim in one turn of the loop
@@ -239,7 +249,7 @@ async def claim(
         leases, groups = take(core, _part(request, 0, 0))
         if leases or not groups:
             break
-        await _committed(core, [], _futures(groups))
+        await committed(core, [], _futures(groups))
         core.check()
     if not leases:
         core.check_healthy() if wait_s > 0 else core.check_empty()
@@ -249,7 +259,7 @@ async def claim(
         if len(groups) == 1:
             ((shard, group),) = groups.items()
             return await granted(core, shard.co.wait(group), leases)
-        return await _committed(core, leases, _futures(groups))
+        return await committed(core, leases, _futures(groups))
     return await _wait(core, request, wait_s)
 
 
@@ -294,7 +304,7 @@ async def _take_on(
         give_back(core, leases)
         drop([lease for lease in leases if lease.is_live])  # their shard is poisoned
         raise
-    return await _committed(core, leases, futures)
+    return await committed(core, leases, futures)
 
 
 def drop(leases: Sequence[LeaseState]) -> None:
@@ -311,10 +321,16 @@ def _futures(groups: dict[Shard, Group]) -> list[tuple[Shard, Future]]:
     return [(shard, shard.co.wait(group)) for shard, group in groups.items()]
 
 
-async def _committed(
+async def committed(
     core: EngineState, leases: list[LeaseState], futures: list[tuple[Shard, Future]]
 ) -> list[LeaseState]:
-    """Wait for several shards; where one fails, the leases of the others are still good."""
+    """Wait for several shards; where one fails, the leases of the others are still good.
+
+    Args:
+        core: the engine's state.
+        leases: just granted; given back where the wait is cancelled.
+        futures: of their groups, by shard.
+    """
     failed: set[Shard] = set()
     failure: LodeqError | None = None
     try:
@@ -457,7 +473,7 @@ def _serve_many(
 
     async def finish() -> None:
         try:
-            good = await _committed(core, leases, futures)
+            good = await committed(core, leases, futures)
         except LodeqError as error:
             if not waiter.future.done():
                 waiter.future.set_exception(error)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ...engine.records.compression import inflate
 from ...engine.records.face import unpack_face
+from ...engine.records.lease import DEAD_LEASE
 from ...engine.records.policy import Policy, decode_policy
+from ...engine.records.rows import decode_index_row
 from ...engine.records.task import PAYLOAD_AT, TASK_HEAD, created_us
 from ..model.arguments import duration_s
 from ..model.codec import decode_headers, decode_value
@@ -126,6 +128,20 @@ class Lease(LeaseState):
         """The labels given at enqueue; empty if none."""
         return labels_of(unpack_face(self.face).labels)
 
+    @property
+    def dead_at(self) -> datetime | None:
+        """When the task died; None unless the lease is of a dead letter (``claim(dead=True)``)."""
+        if not self.flags & DEAD_LEASE:
+            return None
+        return to_datetime(int.from_bytes(self.key[-24:-16], "big") * 1000)
+
+    @property
+    def reason(self) -> str:
+        """Why the task died; empty unless the lease is of a dead letter."""
+        if not self.flags & DEAD_LEASE:
+            return ""
+        return decode_index_row(self.dead_row).reason.decode("utf-8", "replace")
+
     # -- calls -------------- ------------------------------------------------------
 
     async def heartbeat(self, seconds: Duration | None = None) -> datetime:
@@ -222,12 +238,15 @@ class Lease(LeaseState):
     async def nack(self, *, delay: Duration | None = None, reason: str = "") -> None:
         """Give the task back: it failed. Counts the attempt; at max_attempts it is buried.
 
+        A dead letter goes back to the dead letters as it was: same reason, time and attempts.
+
         Args:
             delay: seconds until it is ready again; None uses the task's backoff, 0 means at once.
             reason: kept with the task, cut to ``Limits.reason_bytes_max``.
 
         Raises:
             LeaseLostError: it is no longer yours; nothing changed.
+            UsageError: a dead letter takes no delay.
 
         Durability: as ``complete``. Cancellation: in the last wait it happens.
         """
@@ -236,11 +255,14 @@ class Lease(LeaseState):
     async def release(self, *, delay: Duration | None = None) -> None:
         """Give the task back unworked: the attempt is not counted, the place in line is kept.
 
+        A dead letter goes back to the dead letters, as with ``nack``.
+
         Args:
             delay: seconds until it is ready again; None means at once, at its old place.
 
         Raises:
             LeaseLostError: it is no longer yours; nothing changed.
+            UsageError: a dead letter takes no delay.
 
         Durability: as ``complete``. Cancellation: in the last wait it happens.
         """
@@ -249,12 +271,30 @@ class Lease(LeaseState):
     async def bury(self, reason: str = "") -> None:
         """Move the task to the dead letters, whatever attempts it has left.
 
+        One that was claimed as a dead letter goes back as it was: its first reason stays.
+
         Raises:
             LeaseLostError: it is no longer yours; nothing changed.
 
         Durability: as ``complete``. Cancellation: in the last wait it happens.
         """
         await lease_operations.bury(self, reason)
+
+    async def redrive(self) -> None:
+        """Send a leased dead letter back to the tail of its queue, with a fresh set of attempts.
+
+        As ``Queue.redrive``, for who has the dead letter under a lease (``claim(dead=True)``).
+
+        Raises:
+            LeaseLostError: it is no longer yours; nothing changed.
+            UsageError: the lease is not of a dead letter.
+            DuplicateTaskError: another task holds its dedup key. The lease goes on.
+            RecordCorruptError: its record cannot be read any more. The lease goes on.
+
+        Durability: as ``complete``. Cancellation: in the last wait it happens.
+        """
+        self.core.check()
+        await lease_operations.redrive(self)
 
     async def cancel(self) -> None:
         """End the task as cancelled, for good. ``Engine.cancel`` does so whoever has the lease.

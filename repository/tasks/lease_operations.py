@@ -14,11 +14,13 @@ from xxhash import xxh3_64_intdigest
 
 from ...coalescer.commit_loop import GROUP_BYTES_MAX, SUBMISSION_BYTES_MAX
 from ...engine.records.attempts import Outcome
-from ...engine.records.keyspace import PROGRESS, RESULT
-from ...engine.records.lease import EXPORTED, RESTARTED
+from ...engine.records.keyspace import DEAD, PROGRESS, RESULT
+from ...engine.records.lease import DEAD_LEASE, EXPORTED, RESTARTED
 from ...engine.records.policy import decode_policy
 from ...engine.records.progress import ProgressRecord, encode_progress
 from ...engine.records.result import HAS_VALUE, Status, decode_result, is_history
+from ...engine.records.rows import BODY_ROW, MOVED_ROW, decode_index_row
+from ...engine.records.workflow import MEMBER_ROW
 from ...engine.runtime.event_loop import Future
 from ...errors import (
     LeaseLostError,
@@ -36,9 +38,20 @@ from ..model.values import Duration, NewTask
 from ..state.engine_state import EngineState
 from ..state.lease_state import LeaseState
 from ..state.queue_state import Shard
+from ..state.rows.task_location import TaskLocation
 from .enqueue import place
 from .lease_rows import store_length
-from .task_end import End, die, end_if_past_ttl, finish, finish_all, finish_one, put_back
+from .operators.admin import redrive_one
+from .task_end import (
+    End,
+    die,
+    end_if_past_ttl,
+    finish,
+    finish_all,
+    finish_one,
+    leave_lease,
+    put_back,
+)
 
 __all__ = [
     "bury",
@@ -51,6 +64,7 @@ __all__ = [
     "lost",
     "nack",
     "reason_bytes",
+    "redrive",
     "release",
     "report_loss",
     "report_progress",
@@ -354,11 +368,20 @@ async def _all(futures: Iterable[Future], failure: Exception | None) -> None:
         raise failure
 
 
+def _check_delay(lease: LeaseState, delay_s: float | None) -> None:
+    if delay_s and lease.flags & DEAD_LEASE:
+        raise UsageError(
+            f"{lease.task_id} goes back to the dead letters, which know no delay: leave it out, or "
+            "redrive the task"
+        )
+
+
 async def nack(lease: LeaseState, delay: Duration | None, reason: str) -> None:
     """See ``Lease.nack``."""
     core: EngineState = lease.core
     text = reason_bytes(core, reason)
     delay_s = None if delay is None else duration_s(delay, "delay")
+    _check_delay(lease, delay_s)
     shard = await _shard_of_live(core, lease)
     group = shard.co.begin()
     policy = decode_policy(lease.packed_policy)
@@ -376,7 +399,9 @@ async def nack(lease: LeaseState, delay: Duration | None, reason: str) -> None:
 async def release(lease: LeaseState, delay: Duration | None) -> None:
     """See ``Lease.release``."""
     core: EngineState = lease.core
-    delay_ms = 0 if delay is None else round(duration_s(delay, "delay") * 1000)
+    delay_s = 0.0 if delay is None else duration_s(delay, "delay")
+    _check_delay(lease, delay_s)
+    delay_ms = round(delay_s * 1000)
     shard = await _shard_of_live(core, lease)
     group = shard.co.begin()
     with group:
@@ -403,3 +428,27 @@ async def bury(lease: LeaseState, reason: str) -> None:
     with group:
         die(core, group, lease, text or b"buried", Outcome.BURIED)
     await shard.co.wait(group)
+
+
+async def redrive(lease: LeaseState) -> None:
+    """See ``Lease.redrive``."""
+    core: EngineState = lease.core
+    if not lease.flags & DEAD_LEASE:
+        raise UsageError(
+            f"{lease.task_id} is no dead letter: nack it to have it run again, or claim dead "
+            "letters with dead=True"
+        )
+    shard = await _shard_of_live(core, lease)
+    group = shard.co.begin(1024)
+    with group:
+        bucket, row = lease.bucket, decode_index_row(lease.dead_row)
+        flags = MOVED_ROW | lease.flags >> 1 & (BODY_ROW | MEMBER_ROW)
+        row = row._replace(flags=flags)
+        location = TaskLocation(lease.task_id, bucket, DEAD, lease.key, row, True)
+        problem = redrive_one(core, group, location)
+        if problem is None:
+            bucket.dead += 1  # it was not counted there
+            leave_lease(core, group, lease)
+    await shard.co.wait(group)
+    if problem is not None:
+        raise problem

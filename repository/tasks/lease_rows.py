@@ -15,6 +15,7 @@ from typing import Final
 from ...engine.records.frame import attempt
 from ...engine.records.keyspace import LEASE
 from ...engine.records.lease import (
+    DEAD_LEASE,
     EXPORTED,
     RESTARTED,
     LeaseRecord,
@@ -66,6 +67,7 @@ def store_length(lease: LeaseState, seconds: float) -> None:
         lane.queue,
         lane.tenant,
         lease.worker,
+        dead_row=lease.dead_row if lease.flags & DEAD_LEASE else b"",
     )
     co.begin().ops.append((LEASE + lease.task_id, encode_lease(record)))
 

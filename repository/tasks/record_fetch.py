@@ -16,7 +16,7 @@ from ..state.caches.ready_cache import ReadyCache, Row
 from ..state.engine_state import AHEAD_BYTES_MAX, EngineState
 from ..state.queue_state import Shard, ShardQueue
 
-__all__ = ["read_records", "records_of"]
+__all__ = ["checked_records", "read_records", "records_of"]
 
 SCAN_ROWS_MIN, SCAN_RECORD_BYTES_MAX, SCATTERED_CLAIMS = 16, 2048, 64
 PAGE_ROWS = 64  # what lies between may be large, and is known only once it has been read
@@ -51,7 +51,7 @@ def records_of(core: EngineState, picked: list[tuple[ShardQueue, Row]]) -> list[
                 ahead.append((cache, next_rows))
                 bytes_left -= sum([row[5] for row in next_rows])
                 rows += next_rows
-        found = _checked(shard, rows)
+        found = checked_records(shard, rows)
         for i, record in zip(indexes, found, strict=False):
             records[i] = record
         at = len(indexes)
@@ -61,10 +61,14 @@ def records_of(core: EngineState, picked: list[tuple[ShardQueue, Row]]) -> list[
     return records
 
 
-def _checked(shard: Shard, rows: list[Row]) -> list[bytes | None]:
-    """Their records, payloads in body files included.
+def checked_records(shard: Shard, rows: list[Row]) -> list[bytes | None]:
+    """Their records, payloads in body files included; None where one is missing or damaged.
 
     Checked here and not at every use: what was enqueued in memory never left it.
+
+    Args:
+        shard: of all of them.
+        rows: at any key: their ids and sizes are looked at.
     """
     found = read_records(shard, [TASK + row[1] for row in rows], sum([row[5] for row in rows]))
     least = TASK_HEAD.size

@@ -24,7 +24,7 @@ from ...engine.records.keyspace import (
     dead_key,
     delayed_key,
 )
-from ...engine.records.lease import BODY_LEASE, MOVED_FLAG
+from ...engine.records.lease import BODY_LEASE, DEAD_LEASE, MOVED_FLAG
 from ...engine.records.policy import Policy, decode_policy
 from ...engine.records.result import (
     HAS_ATTEMPTS,
@@ -33,6 +33,7 @@ from ...engine.records.result import (
     RESULT_MARK,
     ResultRecord,
     Status,
+    decode_result,
     face_length,
     pack_result_head,
     token_hash,
@@ -43,6 +44,7 @@ from ...engine.records.rows import (
     MOVED_ROW,
     IndexRow,
     Moved,
+    decode_index_row,
     encode_index_row,
     encode_moved,
 )
@@ -58,7 +60,7 @@ from ..state.function_counts import RELEASED as RUN_RELEASED
 from ..state.lease_state import LeaseState
 from ..state.queue_state import Shard, ShardQueue
 from ..state.rows.dedup_entries import drop_ghost
-from ..state.rows.task_location import TaskLocation, end_at, leave, put_result
+from ..state.rows.task_location import TaskLocation, drop_result, end_at, leave, put_result
 
 __all__ = [
     "DAMAGED",
@@ -72,6 +74,8 @@ __all__ = [
     "finish_all",
     "finish_one",
     "give_back",
+    "lay_back",
+    "leave_lease",
     "put_back",
     "sound_task",
     "step_behind",
@@ -92,7 +96,14 @@ def _forget_progress(core: EngineState, group: Group, task_id: bytes) -> None:
         group.ops.append((PROGRESS + task_id, None))
 
 
-def _leave_lease(core: EngineState, group: Group, lease: LeaseState) -> None:
+def leave_lease(core: EngineState, group: Group, lease: LeaseState) -> None:
+    """The lease row, its counter, its entry in memory; the caller says where the task goes.
+
+    Args:
+        core: the engine's state.
+        group: the open group of the task's shard; the rows go into it.
+        lease: a live one, in the engine's lease table.
+    """
     if core.progress:
         _forget_progress(core, group, lease.task_id)
     core.end_lease(lease)
@@ -161,6 +172,8 @@ def finish_all(
         emit_leases(group, END_KINDS[status], [end[0] for end in ends], now_us, reason)
     for lease, flags, value, raw_bytes in ends:
         task_id = lease.task_id
+        if lease.flags & DEAD_LEASE:
+            _take_death_back(core, group, lease)
         if lease.bucket is not bucket:
             bucket = lease.bucket
             shard, queue, tenant = bucket.shard, bucket.lane.queue, bucket.lane.tenant
@@ -381,12 +394,17 @@ def die(
 ) -> None:
     """Out of attempts, or buried: ``-l +q(x) +s +a``, and a result that says so.
 
+    One that was dead when it was claimed is laid back as it was.
+
     Args:
         group: the open group of the task's shard; the rows go into it.
         lease: a live one, in the engine's lease table.
         reason: kept with the dead letter, in the result and with the attempt.
         outcome: of the run: ``Outcome``.
     """
+    if lease.flags & DEAD_LEASE:
+        lay_back(core, group, lease)
+        return
     created_us, seq = TIMES.unpack(lease.times)
     policy = decode_policy(lease.packed_policy)
     task_id, bucket = lease.task_id, lease.bucket
@@ -433,7 +451,7 @@ def die(
         policy,
         flags=lease.flags >> 1 & (BODY_ROW | MEMBER_ROW),
     )
-    _leave_lease(core, group, lease)
+    leave_lease(core, group, lease)
     group.ops.append((ATTEMPTS + task_id, attempts))
     bucket.lane.flow.failed += 1
     if lease.runs is not None:
@@ -482,6 +500,44 @@ def bury_at(
     group.ops += ((key, value), (MOVED + task_id, moved))
     group.dirty[bucket] = None
     bucket.dead += 1
+    if core.dead_waiters:
+        core.wake_dead(bucket.lane)
+
+
+def lay_back(core: EngineState, group: Group, lease: LeaseState) -> None:
+    """A dead letter whose lease is over is one again: ``-l +q(x)``, the same key, the same row.
+
+    Args:
+        core: the engine's state.
+        group: the open group of the task's shard; the rows go into it.
+        lease: a live one of a dead letter, in the engine's lease table.
+    """
+    bucket, key = lease.bucket, lease.key
+    row = decode_index_row(lease.dead_row)
+    flags = MOVED_ROW | lease.flags >> 1 & (BODY_ROW | MEMBER_ROW)
+    value = encode_index_row(row._replace(flags=flags))
+    leave_lease(core, group, lease)
+    if row.expires_ms:  # a sweep may have passed it by meanwhile
+        core.refile(bucket.shard, group, row.expires_ms, b"x" + lease.task_id)
+    group.ops.append((key, value))
+    bucket.dead += 1
+    bucket.dead_head = min(bucket.dead_head, key)
+    if core.dead_waiters:
+        core.wake_dead(bucket.lane)
+
+
+def _take_death_back(core: EngineState, group: Group, lease: LeaseState) -> None:
+    """A leased dead letter ends in another way: its first end counts no more, as in a redrive."""
+    shard, lane, task_id = lease.bucket.shard, lease.bucket.lane, lease.task_id
+    raw = shard.overlay.get_sound(RESULT + task_id)
+    if raw is not None:
+        result = attempt(decode_result, raw)
+        queue, tenant = lane.queue, lane.tenant  # a damaged one was counted where its task is
+        if result is not None:
+            queue, tenant = result.queue, result.tenant
+        drop_result(core, shard, group, task_id, queue, tenant)
+    if lease.flags & MEMBER_LEASE:
+        core.flows.redriven(group, shard, task_id)
 
 
 def step_behind(
@@ -663,6 +719,8 @@ def put_back(
 ) -> None:
     """Requeue the task: at its old position (released), at the tail, or for a later time.
 
+    A dead letter is laid back as it was.
+
     Args:
         group: the open group of the task's shard; the rows go into it.
         lease: a live one, in the engine's lease table.
@@ -672,6 +730,9 @@ def put_back(
             position.
         outcome: of a run that counts: ``Outcome``.
     """
+    if lease.flags & DEAD_LEASE:
+        lay_back(core, group, lease)
+        return
     if end_if_past_ttl(core, group, lease):
         return
     bucket, task_id = lease.bucket, lease.task_id
@@ -708,7 +769,7 @@ def put_back(
         core.put_delayed(group, bucket, key, now_us // 1000 + delay_ms, packed, held)
     else:
         core.put_ready(group, bucket, 9 - lease.priority, key, task_id, row)
-    _leave_lease(core, group, lease)
+    leave_lease(core, group, lease)
     bucket.lane.flow.failed += is_counted
     if lease.runs is not None:
         end = RUN_FAILED if is_counted else RUN_RELEASED

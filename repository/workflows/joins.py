@@ -22,7 +22,7 @@ from typing import Final
 from ...coalescer.group import Group
 from ...engine.records.frame import attempt
 from ...engine.records.keyspace import DEAD, LEASE, MOVED, OUTBOX, OUTBOX_END, READY, RESULT, TASK
-from ...engine.records.lease import decode_lease, encode_lease
+from ...engine.records.lease import DEAD_LEASE, decode_lease, encode_lease
 from ...engine.records.result import Status, decode_result, encode_result
 from ...engine.records.rows import MOVED_ROW, Moved, encode_index_row, encode_moved
 from ...engine.records.workflow import (
@@ -658,6 +658,8 @@ class Joins:
                 lease.flags |= MEMBER_LEASE
                 flags = leased.flags | MEMBER_LEASE
                 group.ops.append((LEASE + source, encode_lease(leased._replace(flags=flags))))
+                if lease.flags & DEAD_LEASE:
+                    _flag_result(group, shard, source)
             return
         location = task_location(core, shard, source)
         put_edge(group, shard, source, edge)
@@ -667,10 +669,7 @@ class Joins:
         bucket, key = location.bucket, location.key
         if location.kind == DEAD:
             group.ops.append((key, encode_index_row(row)))
-            result = attempt(decode_result, shard.overlay.get(RESULT + source))
-            if result is not None:
-                flagged = result._replace(flags=result.flags | MEMBER_RESULT)
-                group.ops.append((RESULT + source, encode_result(flagged)))
+            _flag_result(group, shard, source)
             return
         group.fresh.pop(key, None)  # it is put twice in this group
         leave(core, group, location)
@@ -779,6 +778,14 @@ class Joins:
         self._sent = left
         if groups:
             yield groups
+
+
+def _flag_result(group: Group, shard: Shard, task_id: bytes) -> None:
+    """The result of a dead letter says from now on that a join may read it."""
+    result = attempt(decode_result, shard.overlay.get(RESULT + task_id))
+    if result is not None:
+        flagged = result._replace(flags=result.flags | MEMBER_RESULT)
+        group.ops.append((RESULT + task_id, encode_result(flagged)))
 
 
 def end_of(core: EngineState, shard: Shard, task_id: bytes) -> int | None:

@@ -433,6 +433,7 @@ class Claim(Request):
     worker: Worker = ""
     skip_tenants: Annotated[list[Tenant], _described(maxItems=SKIPPED_MAX)] = []
     claim_id: ClaimId | UnsetType = UNSET
+    dead: bool = False
 
 
 class Ready(Request):

@@ -8,13 +8,27 @@ from typing import Any
 from . import order
 from .inference import Inference
 from .rules import broken
-from .states import ENDED, LIVE, SHORT, State, States, leased, outcomes, pending
+from .states import (
+    CANCELLABLE,
+    ENDED,
+    HOLDS,
+    LIVE,
+    SHORT,
+    State,
+    States,
+    held,
+    leased,
+    outcomes,
+    pending,
+)
 from .task_model import Call, TaskModel
 
 __all__ = ["answered", "invoked", "partly", "refused", "start_late"]
 
 _SLACK_US = 1000  # due times are whole milliseconds
-_LEASE_KINDS = frozenset({"complete", "nack", "release", "bury", "cancel_lease", "heartbeat"})
+_LEASE_KINDS = frozenset(
+    {"complete", "nack", "release", "bury", "cancel_lease", "heartbeat", "redrive_lease"}
+)
 
 
 def invoked(h: Inference, call: Call) -> None:
@@ -40,14 +54,16 @@ def invoked(h: Inference, call: Call) -> None:
     elif call.kind == "redrive" and params.get("ids") is not None:
         for task_id in params["ids"]:
             h.start_id(call, task_id, ("redrive", 0))
-    elif call.kind in {"purge", "redrive"}:
+    elif call.kind in {"purge", "redrive", "claim_dead"}:
         _invoke_range(h, call)
 
 
 def _invoke_range(h: Inference, call: Call) -> None:
-    """Start a purge or redrive of all tasks of a queue that are in some state."""
-    kinds = {"dead"} if call.kind == "redrive" else _purged(call.params.get("state"))
+    """Start what is about all tasks of a queue that are in some state, and may take any of them."""
+    kinds = {"dead"} if call.kind != "purge" else _purged(call.params.get("state"))
     tenant = call.params.get("tenant")
+    if call.kind == "claim_dead":  # it may wait for the first task of its queue
+        h.queue_model(call.params["queue"], tenant or "")
     for queue_model in list(h.queue_models.values()):
         if queue_model.name[0] != call.params["queue"] or tenant not in {None, queue_model.name[1]}:
             continue
@@ -72,12 +88,18 @@ def _start_range(h: Inference, call: Call, task: TaskModel, kinds: set[str]) -> 
     is_alone = not (task.doing or queue_model.open or any(queue_model.loose) or task.has_waited())
     if is_alone and states <= kinds and len(kinds) == 2:
         call.sure.append(task)
-    h.start(call, task, (call.kind, 0))
+    h.start(call, task, (call.kind, _flags_of(h, call)))
+
+
+def _flags_of(h: Inference, call: Call) -> int:
+    """Return the flags of the leases that a claim of dead letters grants."""
+    return call.flags(h.mono_us) | SHORT if call.kind == "claim_dead" else 0
 
 
 def start_late(h: Inference, call: Call, task: TaskModel) -> None:
     """Start it on a dead letter that may have died in the millisecond of the call."""
-    h.start(call, task, ("redrive" if call.kind == "redrive" else "purge dead", 0))
+    kind = "purge dead" if call.kind == "purge" else call.kind
+    h.start(call, task, (kind, _flags_of(h, call)))
 
 
 def _purged(state: str | None) -> set[str]:
@@ -95,6 +117,8 @@ def answered(h: Inference, call: Call, answer: Any) -> None:
     kind = call.kind
     if kind == "claim":
         _claimed(h, call, answer)
+    elif kind == "claim_dead":
+        _held(h, call, answer)
     elif kind in {"enqueue", "enqueue_many"}:
         _enqueued(h, call, answer)
     elif kind in _LEASE_KINDS:
@@ -108,7 +132,7 @@ def answered(h: Inference, call: Call, answer: Any) -> None:
     elif kind == "fsync":
         for shard in range(h.shards):
             h.solid(shard, call.at)
-    if h.is_tracking and len(call.tasks) > 1 and kind not in {"purge", "redrive"}:
+    if h.is_tracking and len(call.tasks) > 1 and kind not in {"purge", "redrive", "claim_dead"}:
         h.recent.append(call)
         if len(h.recent) >= 256:
             upto = min(h.durable)
@@ -233,6 +257,36 @@ def _claimed(h: Inference, call: Call, delivered: Sequence[Any]) -> None:
         task.deliveries += 1
 
 
+def _held(h: Inference, call: Call, delivered: Sequence[Any]) -> None:
+    """Handle dead letters that were claimed: each was one, and nobody else had it."""
+    flags = call.flags(h.mono_us)
+    for number, task_id, attempt, epoch in delivered:
+        task = h.tasks.get(number)
+        if task is None:
+            raise broken(2, f"task {number} ({task_id}) was delivered and never enqueued")
+        h.named(task, task_id)
+        task.log.append((h.at, f"{call.op} claim_dead -> attempt {attempt} epoch {epoch}"))
+        if task.queue_model not in call.queue_models:
+            raise h.fail(task, 2, "delivered from a queue it is not in")
+        before = {("dead", attempt, 0, 0), held(attempt, 0, flags), held(attempt, 0, flags | SHORT)}
+        states = h.possible(task)
+        if not before & states and epoch < task.epoch:
+            continue  # its lease was over before this answer could be given
+        if epoch <= task.epoch:
+            raise h.fail(task, 5, f"epoch {epoch} after {task.epoch}")
+        task.epoch = epoch
+        new = (held(attempt, epoch, flags),)
+        h.narrow(
+            task,
+            lambda s, before=before, new=new: new if s in before else (),  # type: ignore[misc]
+            5,
+            "delivered as a dead letter",
+            is_wide=bool(task.doing),
+        )
+        task.until_us = call.until_us()
+        task.since_us = call.wall_us
+
+
 def _rule_of_delivery(states: States) -> int:
     kinds = {s[0] for s in states}
     if "pending" in kinds:
@@ -252,7 +306,7 @@ def _lease_call(h: Inference, call: Call) -> None:
         if seconds_us is not None:  # not reaped so far, nor until then
             task.until_us = call.mono_us + seconds_us - 1000
             task.states = frozenset(
-                leased(s[1], s[2], s[3] & ~SHORT) if s[0] == "leased" and s[2] == op[1] else s
+                (s[0], s[1], s[2], s[3] & ~SHORT) if s[0] in HOLDS and s[2] == op[1] else s
                 for s in task.states
             )
     delay_us = call.params.get("delay_us")
@@ -285,7 +339,9 @@ def _cancelled(h: Inference, call: Call, was_there: bool) -> None:
         if was_there:
             h.succeed(call, task, ("cancel", 0))
         else:
-            h.narrow(task, lambda s: () if s[0] in LIVE else (s,), 1, "cancel did not find it")
+            h.narrow(
+                task, lambda s: () if s[0] in CANCELLABLE else (s,), 1, "cancel did not find it"
+            )
     if was_there:
         h.owed.update(task_id for task_id in call.ids if task_id not in h.by_id)
 
@@ -343,5 +399,5 @@ def refused(h: Inference, call: Call, error: str, holder: str | None) -> None:
 def _lost(h: Inference, task: TaskModel, epoch: int) -> None:
     """Check that something can have ended the lease, perhaps not yet written to disk."""
     states = h.possible(task)
-    if all(s[0] == "leased" and s[2] == epoch and not s[3] & SHORT for s in states):
+    if all(s[0] in HOLDS and s[2] == epoch and not s[3] & SHORT for s in states):
         raise h.fail(task, 5, f"the lease of epoch {epoch} was lost without a reason", states)

@@ -9,7 +9,7 @@ location of its task, so a task is then always in some state it has been in sinc
 from __future__ import annotations
 
 from .inference import Inference
-from .states import ABSENT, ENDED, LIVE, TTL, State, States, reachable, restarted
+from .states import ABSENT, ENDED, HOLDS, LIVE, TTL, State, States, reachable, restarted
 from .task_model import FOREVER_US, Call, TaskModel
 
 __all__ = ["base", "cut", "killed"]
@@ -124,7 +124,7 @@ def _note_sure(h: Inference, call: Call, task: TaskModel, epoch: int) -> None:
     ops = [op for some in task.doing.values() for op in some]
     if len(task.states) == len(ops) == 1 and task.until_us > h.mono_us:
         (state,) = task.states
-        if state[0] == "leased" and state[2] == epoch and not state[3]:
+        if state[0] in HOLDS and state[2] == epoch and not state[3]:
             call.sure.append(task)
 
 

@@ -14,6 +14,7 @@ from .ledger import Ledger
 from .states import (
     ABSENT,
     FORGET,
+    HOLDS,
     LIVE,
     NO_CLAIMS,
     SHORT,
@@ -21,7 +22,6 @@ from .states import (
     Op,
     State,
     States,
-    leased,
     outcomes,
     pending,
     reachable,
@@ -79,7 +79,7 @@ class Inference(Ledger):
         """Mark the lease as one that may have expired by now."""
         task.until_us = 1 << 62
         task.states = frozenset(
-            leased(s[1], s[2], s[3] | SHORT) if s[0] == "leased" and s[2] == task.epoch else s
+            (s[0], s[1], s[2], s[3] | SHORT) if s[0] in HOLDS and s[2] == task.epoch else s
             for s in task.states
         )
 

@@ -19,7 +19,7 @@ from .task_model import Call
 
 __all__ = ["LimitRule"]
 
-_ENDS = frozenset({"complete", "nack", "release", "bury", "cancel_lease"})
+_ENDS = frozenset({"complete", "nack", "release", "bury", "cancel_lease", "redrive_lease"})
 
 
 class _Limits:

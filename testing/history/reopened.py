@@ -17,13 +17,13 @@ from .states import (
     ENDED,
     EXPIRED,
     EXPORTED,
+    HOLDS,
     LIVE,
     NO_CLAIMS,
     SHORT,
     TTL,
     State,
     States,
-    leased,
     reachable,
     restarted,
 )
@@ -119,7 +119,7 @@ def _see(h: Inference, task: TaskModel, location: Location | None, result: Outco
         what = location or result or "nothing"
         task.note(h.at, f"found {what}")
         raise h.fail(task, _rule(states, location, result), f"found {what}", states)
-    if location is not None and location[0] == "leased":
+    if location is not None and location[0] in HOLDS:
         task.epoch = max(task.epoch, location[2])
     if h.is_cut and h.is_tracking:
         _narrow_base(h, task, seen)
@@ -144,13 +144,13 @@ def _matching(
     """
     if location is not None:
         kind, attempts, epoch = location
-        if kind != "leased":
+        if kind not in HOLDS:
             name = "pending" if kind in {"ready", "delayed"} else kind
             return frozenset(s for s in states if s[:2] == (name, attempts))
         return frozenset(
-            leased(attempts, epoch, s[3] | SHORT) if s[3] & EXPORTED else s
+            (kind, attempts, epoch, s[3] | SHORT) if s[3] & EXPORTED else s
             for s in states
-            if s[:2] == ("leased", attempts) and s[2] in {0, epoch}
+            if s[:2] == (kind, attempts) and s[2] in {0, epoch}
         )
     if result is not None:
         name, attempts = RESULTS[result[0]], result[1]
@@ -194,10 +194,10 @@ def _rule(states: States, location: Location | None, result: Outcome | None) -> 
         return 6 if result and RESULTS[result[0]] in kinds else 3
     name = "pending" if location[0] in {"ready", "delayed"} else location[0]
     if name in kinds:
-        return 5 if name == "leased" and any(s[1] == location[1] for s in states) else 6
+        return 5 if name in HOLDS and any(s[1] == location[1] for s in states) else 6
     if not kinds - ENDED:
         return 4
-    return 5 if name == "leased" else 3
+    return 5 if name in HOLDS else 3
 
 
 def _check_owed(h: Inference, results: dict[str, Outcome]) -> None:

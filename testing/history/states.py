@@ -1,10 +1,10 @@
 """States of one task and their transitions: a small automaton that uses none of lodeq's code.
 
 A state is (kind, attempts, epoch, flags): *absent*, *pending* (ready or delayed), *leased*,
-*dead*, *completed*, *cancelled*, *expired*, or *gone* (a dead letter that was replaced, purged or
-forgotten). While operations on a task are under way, or were when the process died, several
-states are possible; ``reachable`` returns all of them. Observations only remove states, and an
-observation that removes the last one breaks a rule.
+*dead*, *held* (a dead letter under a lease), *completed*, *cancelled*, *expired*, or *gone* (a dead
+letter that was replaced, purged or forgotten). While operations on a task are under way, or were
+when the process died, several states are possible; ``reachable`` returns all of them. Observations
+only remove states, and an observation that removes the last one breaks a rule.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from ...errors import InvariantError
 
 __all__ = [
     "ABSENT",
+    "CANCELLABLE",
     "CANCELLED",
     "ENDED",
     "EXPIRED",
     "EXPORTED",
     "FORGET",
+    "HOLDS",
     "LIVE",
     "NO_CLAIMS",
     "SHORT",
@@ -30,6 +32,7 @@ __all__ = [
     "State",
     "States",
     "given_back",
+    "held",
     "leased",
     "outcomes",
     "pending",
@@ -47,6 +50,8 @@ CANCELLED: State = ("cancelled", 0, 0, 0)  # after whatever attempts
 EXPIRED: State = ("expired", 0, 0, 0)
 UNKNOWN_EPOCH = 0
 LIVE = frozenset({"pending", "leased"})
+HOLDS = frozenset({"leased", "held"})  # somebody has a lease
+CANCELLABLE = LIVE | HOLDS
 ENDED = frozenset({"completed", "cancelled", "expired", "gone"})
 NO_CLAIMS: Claims = (0, 0, 0, 0)
 
@@ -64,6 +69,11 @@ def pending(attempts: int) -> State:
 def leased(attempts: int, epoch: int, flags: int = 0) -> State:
     """Return the state of a task that a worker holds."""
     return ("leased", attempts, epoch, flags)
+
+
+def held(attempts: int, epoch: int, flags: int = 0) -> State:
+    """Return the state of a dead letter that somebody has under a lease."""
+    return ("held", attempts, epoch, flags)
 
 
 def given_back(attempts: int, attempts_max: int) -> State:
@@ -95,12 +105,25 @@ def outcomes(state: State, op: Op, attempts_max: int, time: int = 0) -> tuple[St
             counts = name == "nack"
             new = given_back(attempts, attempts_max) if counts else pending(attempts - 1)
             return (new, EXPIRED) if time & TTL else (new,)
+    if kind == "held" and epoch == by:
+        if name == "complete":
+            return (("completed", attempts, epoch, 0),)
+        if name == "heartbeat":
+            return (state,)
+        if name in {"nack", "release", "bury"}:
+            return (("dead", attempts, 0, 0),)
+        if name == "cancel_lease":
+            return (CANCELLED,)
+        if name == "redrive_lease":
+            return (pending(0),)
+    if name == "claim_dead":  # its second field has the flags of the lease
+        return (held(attempts, UNKNOWN_EPOCH, by),) if kind == "dead" else ()
     if name == "enqueue":
         return (pending(0),) if kind == "absent" else ()
     if name == "redrive":
         return (pending(0),) if kind == "dead" else ()
     if name == "cancel":
-        return (CANCELLED,) if kind in LIVE else ()
+        return (CANCELLED,) if kind in CANCELLABLE else ()
     if name in {"replace", "purge"}:
         if kind == "pending":
             return (CANCELLED,)
@@ -109,7 +132,7 @@ def outcomes(state: State, op: Op, attempts_max: int, time: int = 0) -> tuple[St
         return (("gone", attempts, 0, 0),) if kind == "dead" else ()
     if name == "complete":  # repeated by the same lease it succeeds again
         return (state,) if kind == "completed" and epoch == by else ()
-    if name in {"heartbeat", "bury", "cancel_lease", "nack", "release"}:
+    if name in {"heartbeat", "bury", "cancel_lease", "nack", "release", "redrive_lease"}:
         return ()
     raise InvariantError(f"no operation is called {name}")
 
@@ -119,7 +142,7 @@ Node = tuple[State, tuple[Op, ...], Claims]
 
 def _next(node: Node, attempts_max: int, time: int) -> Iterator[Node]:
     state, ops, claims = node
-    kind, attempts, _, flags = state
+    kind, attempts, epoch, flags = state
     for i, op in enumerate(ops):
         for new in outcomes(state, op, attempts_max, time):
             if new != state:
@@ -136,6 +159,8 @@ def _next(node: Node, attempts_max: int, time: int) -> Iterator[Node]:
         yield given_back(attempts, attempts_max), ops, claims
         if time & TTL:
             yield EXPIRED, ops, claims
+    elif kind == "held" and (flags & SHORT or epoch == UNKNOWN_EPOCH):
+        yield ("dead", attempts, 0, 0), ops, claims  # expired, or a claim that was given up
     elif kind == "dead" and time & FORGET:
         yield ("gone", attempts, 0, 0), ops, claims
 
@@ -168,6 +193,11 @@ def restarted(states: States, attempts_max: int, time: int) -> States:
     new: set[State] = set()
     for state in states:
         kind, attempts, epoch, flags = state
+        if kind == "held":
+            new.add(("dead", attempts, 0, 0))
+            if flags & EXPORTED:
+                new.add(held(attempts, epoch, flags | SHORT))
+            continue
         if kind != "leased":
             new.add(state)
             continue

@@ -41,6 +41,9 @@ KINDS = {
     "replace": ("CANCELLED", "replaced by"),
     "TTL": ("EXPIRED", "ttl"),
     "redrive": ("REDRIVEN", ""),
+    "complete of a dead letter": ("COMPLETED", ""),
+    "redrive of a dead letter": ("REDRIVEN", ""),
+    "cancel of a dead letter": ("CANCELLED", "cancelled"),
     "dead retention": ("FORGOTTEN", "retention"),
 }
 

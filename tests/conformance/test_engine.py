@@ -365,6 +365,40 @@ async def test_bury_and_redrive(queue):
     assert await queue.redrive() == 0
 
 
+async def test_a_dead_letter_under_a_lease(engine, queue):
+    for payload in (b"done", b"again", b"left", b"gone"):
+        await queue.enqueue(payload, max_attempts=1)
+        await (await queue.claim_one()).nack(reason=payload.decode())
+    dead = {task.payload: task for task in await queue.dead_letters()}
+    found = await queue.claim(dead=True, limit=3)
+    found.append(await queue.claim_one(dead=True, worker="w"))
+    leases = {lease.payload: lease for lease in found}
+    for payload, lease in leases.items():
+        assert lease.task_id == dead[payload].id
+        assert (lease.reason, lease.attempt) == (payload.decode(), 1)
+        assert lease.dead_at == dead[payload].finished_at
+    assert not await queue.claim(dead=True, wait=0.01)
+    assert await counts(queue) == {"leased": 4, "results": 4}
+    await leases[b"gone"].cancel()
+    done, again, left = (leases[payload] for payload in (b"done", b"again", b"left"))
+    await done.heartbeat()
+    await done.complete({"seen": True})
+    assert (await engine.result(done.task_id)).value == {"seen": True}
+    await again.redrive()
+    with pytest.raises(lodeq.LeaseLostError):
+        await again.redrive()
+    with pytest.raises(lodeq.UsageError):
+        await left.nack(delay=1)
+    await left.nack(reason="not kept")
+    assert await queue.dead_letters() == [dead[b"left"]]
+    run = await queue.claim_one()
+    assert (run.payload, run.attempt, run.reason, run.dead_at) == (b"again", 1, "", None)
+    with pytest.raises(lodeq.UsageError):
+        await run.redrive()
+    with pytest.raises(lodeq.UsageError):
+        await engine.queue("mail", tenant=lodeq.ALL_TENANTS).claim(dead=True)
+
+
 @pytest.mark.parametrize("state", ["ready", "delayed", "leased"])
 async def test_cancel(engine, queue, state):
     receipt = await queue.enqueue(b"x", delay=60 if state == "delayed" else None)

@@ -19,7 +19,17 @@ OF_PORTS = {
 }
 # What a lease keeps for the engine, not for its holder.
 KEPT = {
-    *("bucket", "codec", "core", "deadline_mono", "expires_ms", "face", "flags", "ghost"),
+    *(
+        "bucket",
+        "codec",
+        "core",
+        "dead_row",
+        "deadline_mono",
+        "expires_ms",
+        "face",
+        "flags",
+        "ghost",
+    ),
     *("ghost_expires_ms", "granted_mono", "key", "leased_us", "packed_policy", "record"),
     *("record_bytes", "runs", "stored", "stored_s", "times", "worker"),
 }

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from unittest import mock
 
+from lodeq.engine.records.lease import DEAD_LEASE
 from lodeq.engine.records.result import Status
 from lodeq.repository.background import expiry_sweep, reaper
 from lodeq.repository.state.engine_state import EngineState
@@ -156,7 +157,24 @@ def delete_takes_the_window_along(real):
     return end_task
 
 
+def dead_letter_comes_back_ready(real):
+    """A lease of a dead letter that nobody answers hands the task out again."""
+
+    def lay_back(core, group, lease):
+        lease.flags &= ~DEAD_LEASE
+        task_end.put_back(core, group, lease, delay_ms=0, reason=b"", is_counted=True)
+
+    return lay_back
+
+
+def death_is_not_taken_back(real):
+    """A dead letter that is completed leaves the result of its death in the counters."""
+    return lambda core, group, lease: None
+
+
 BUGS = {
+    dead_letter_comes_back_ready: (task_end, "lay_back"),
+    death_is_not_taken_back: (task_end, "_take_death_back"),
     nack_counts_nothing: (lease_operations, "put_back"),
     release_goes_to_the_tail: (lease_operations, "put_back"),
     retention_ends_a_live_task: (expiry_sweep, "_expire_task"),

@@ -51,7 +51,7 @@ class Compare:
     def task(self, t):
         """What the engine should show of a task."""
         s, lease = t.spec, t.lease
-        until = t.forget if t.state == "dead" else t.expires
+        until = t.forget if t.state == "dead" else 0 if t.is_borrowed else t.expires
         return (
             self.ids[s.n],
             t.state,

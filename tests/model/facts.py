@@ -44,6 +44,7 @@ class Lease:
     deadline: int
     worker: str
     exported: bool
+    dead: bool = False  # of a dead letter: that is what it goes back as
     is_restarted: bool = False  # in full after a kill, and no heartbeat since
     ends: int = 0  # wall; what its row says, where that decides
 
@@ -63,6 +64,11 @@ class Task:
     forget: int = 0
     reason: str = ""
     lease: Lease | None = None
+
+    @property
+    def is_borrowed(self):
+        """A dead letter that somebody has under a lease."""
+        return self.lease is not None and self.lease.dead
 
     @property
     def order(self):

@@ -82,8 +82,14 @@ class FlowReference(Reference):
         self.ended(task.spec.n, status)
 
     def die(self, task, reason):
+        is_first = not task.is_borrowed
         super().die(task, reason)
-        self.ended(task.spec.n, "dead")
+        if is_first:
+            self.ended(task.spec.n, "dead")
+
+    def take_death_back(self, task):
+        super().take_death_back(task)
+        self.take_ends_back(task.spec.n)
 
     def ended(self, n, status):
         """Count it in all joins; what that leads to is counted in turn."""
@@ -220,7 +226,7 @@ class FlowReference(Reference):
         for n in dict.fromkeys(after):
             task = self.tasks.get(n)
             status = None
-            if task is None or task.state == "dead":
+            if task is None or task.state == "dead" or task.is_borrowed:
                 if task is None and n not in self.results:
                     raise RefusedError("UnknownDependencyError")
                 status = "dead" if task is not None else self.results[n].status
@@ -245,7 +251,7 @@ class FlowReference(Reference):
         return len(under_way)
 
     def cancel_one(self, n):
-        if self.is_alive(n):
+        if self.may_cancel(n):
             self.end(self.tasks[n], "cancelled", "its workflow was cancelled")
 
     def redrive_flow(self, flow, new):
@@ -285,11 +291,14 @@ class FlowReference(Reference):
         count, held = super().redrive(tasks)
         for t in tasks:
             if t.spec.n not in held:
-                for join in self.joins:
-                    for part in join.parts:
-                        if part.n == t.spec.n and self.awaits(join, part):
-                            part.status = None
+                self.take_ends_back(t.spec.n)
         return count, held
+
+    def take_ends_back(self, n):
+        for join in self.joins:
+            for part in join.parts:
+                if part.n == n and self.awaits(join, part):
+                    part.status = None
 
     def awaits(self, join, part):
         is_cancelled = join.is_cancelled or (join.whole is not None and join.whole.is_cancelled)

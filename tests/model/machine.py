@@ -103,6 +103,8 @@ class Model(World):
         lambda self: any(t.state == "ready" for t in self.ref.tasks.values()) or self.n % 4 == 0
     )
 
+    has_dead = precondition(lambda self: any(t.state == "dead" for t in self.ref.tasks.values()))
+
     @has_ready
     @rule(
         pick=picks,
@@ -178,6 +180,43 @@ class Model(World):
         for lease, t in zip(leases, granted, strict=True):
             self.same_lease(lease, t)
             self.leases.append((lease, t.lease, t))
+
+    @has_dead
+    @rule(
+        pick=picks,
+        limit=st.sampled_from([1, 1, 2, 5]),
+        length=lengths,
+        exported=st.sampled_from([False, False, True]),
+    )
+    def claim_dead(self, pick, limit, length, exported):
+        queue, tenant = self.lane_at(pick, "dead")
+        leases = self.run(
+            self.queues[queue, tenant].claim(
+                limit=limit, lease=length, worker="w2", exported=exported, dead=True
+            )
+        )
+        seen = [self.number_in(lease) for lease in leases]
+        length_us = 30_000_000 if length is None else round(length * 1e6)
+        granted = self.ref.claim_dead(queue, tenant, limit, length_us, "w2", exported, seen)
+        for lease, t in zip(leases, granted, strict=True):
+            self.same_lease(lease, t)
+            assert (lease.reason, us(lease.dead_at)) == (t.reason, t.died * 1000)
+            self.leases.append((lease, t.lease, t))
+        if pick % 2:  # else it is ended by the rules of all leases
+            self.end_borrowed(pick)
+
+    def end_borrowed(self, pick):
+        """The last one that was claimed: done, sent back, or let go."""
+        lease, theirs, task = self.leases[-1] if self.leases else (None, None, None)
+        if lease is None or task.lease is not theirs:
+            return
+        self.touched.add(task.spec.n)
+        if pick % 3 == 0:
+            self.both(lease.redrive(), self.ref.redrive_lease, task, theirs)
+        elif pick % 3 == 1:
+            self.both(lease.complete(b"seen to"), self.ref.complete, task, theirs, b"seen to")
+        else:
+            self.both(lease.nack(reason="no"), self.ref.nack, task, theirs, None, "no")
 
     def number_in(self, lease):
         return int(lease.payload)
@@ -280,6 +319,12 @@ class Model(World):
 
     @has_leases
     @rule(pick=picks)
+    def redrive_lease(self, pick):
+        lease, theirs, task = self.lease_at(pick)
+        self.both(lease.redrive(), self.ref.redrive_lease, task, theirs)
+
+    @has_leases
+    @rule(pick=picks)
     def cancel_lease(self, pick):
         lease, theirs, task = self.lease_at(pick)
         self.both(lease.cancel(), self.ref.cancel_lease, task, theirs)
@@ -309,8 +354,6 @@ class Model(World):
         n = self.number_at(pick)
         ours, theirs = self.both(self.engine.cancel(self.ids[n]), self.ref.cancel, n)
         assert ours == theirs
-
-    has_dead = precondition(lambda self: any(t.state == "dead" for t in self.ref.tasks.values()))
 
     @has_dead
     @rule(pick=picks)

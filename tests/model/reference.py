@@ -53,7 +53,8 @@ class Reference:
         ]
 
     def is_alive(self, n):
-        return n in self.tasks and self.tasks[n].state != "dead"
+        """Whether it is going to run."""
+        return n in self.tasks and self.tasks[n].state != "dead" and not self.tasks[n].is_borrowed
 
     def ready(self, task):
         if not self.of(task.spec.queue, task.spec.tenant, "ready"):
@@ -89,7 +90,7 @@ class Reference:
                 value if retention else None,
                 task.attempts,
                 task.created,
-                task.seq,
+                task.died * 1000 if task.is_borrowed else task.seq,
                 self.wall,
                 task.lease,
                 retention,
@@ -117,12 +118,25 @@ class Reference:
     def end(self, task, status, error="", value=None, keep=True):
         """Over. A dead one (status None) has its result already."""
         del self.tasks[task.spec.n]
+        if task.is_borrowed:
+            self.take_death_back(task)
         self.let_go(task)
         if status is not None:
             self.put_result(task, status, error, value, keep)
         task.lease = None
 
+    def take_death_back(self, task):
+        """A dead letter ends in another way."""
+        self.results.pop(task.spec.n, None)
+
+    def lay_back(self, task):
+        """It is a dead letter again, as it was."""
+        task.state, task.lease = "dead", None
+
     def die(self, task, reason):
+        if task.is_borrowed:
+            self.lay_back(task)
+            return
         self.put_result(task, "dead", reason)
         task.state, task.lease, task.reason = "dead", None, reason
         task.died, task.forget = self.ms, self.ms + task.spec.policy.dead
@@ -131,7 +145,7 @@ class Reference:
 
     def is_over(self, task):
         """Past its TTL when it comes back: then it ends."""
-        if not task.expires or task.expires > self.ms:
+        if not task.expires or task.expires > self.ms or task.is_borrowed:
             return False
         self.end(task, "expired", "ttl")
         self.totals["expired"] += 1
@@ -229,7 +243,7 @@ class Reference:
         picked = len(self.of(queue, None, "picked"))
         if n is not None and len(self.recent(queue)) + picked >= n:
             return False
-        leased = len(self.of(queue, None, "leased"))
+        leased = sum(not t.is_borrowed for t in self.of(queue, None, "leased"))
         return concurrency is None or leased + picked < concurrency
 
     def heads(self, queue, tenant):
@@ -327,6 +341,18 @@ class Reference:
         self.totals["claimed"] += len(good)
         return good
 
+    def claim_dead(self, queue, tenant, limit, length, worker, exported, seen):
+        """The dead letters that died first; of one millisecond in any order."""
+        dead = sorted(self.of(queue, tenant, "dead"), key=lambda t: t.died)
+        good = [self.tasks[n] for n in seen]
+        assert [t.died for t in good] == [t.died for t in dead[:limit]]
+        assert all(t in dead for t in good)
+        for t in good:
+            t.state = "leased"
+            t.lease = Lease(self.wall, length, self.mono + length, worker, exported, dead=True)
+        self.totals["claimed"] += len(good)
+        return good
+
     # -- back ----------------------------------------------------------------------------
 
     def check(self, task, lease):
@@ -351,6 +377,9 @@ class Reference:
             self.enqueue(s, checked=False)
 
     def back(self, task, *, delay=0, reason="", counted=True):
+        if task.is_borrowed:
+            self.lay_back(task)
+            return
         if self.is_over(task):
             return
         task.lease, task.reason = None, reason
@@ -361,6 +390,7 @@ class Reference:
             self.ready(task)
 
     def nack(self, task, lease, delay, reason):
+        self.check_delay(lease, delay)
         self.check(task, lease)
         self.totals["nacked"] += 1
         if task.attempts >= task.spec.policy.attempts:
@@ -369,7 +399,19 @@ class Reference:
             return
         self.back(task, delay=task.spec.policy.backoff if delay is None else delay, reason=reason)
 
+    def check_delay(self, lease, delay):
+        if lease.dead and delay:
+            raise RefusedError("UsageError")
+
+    def redrive_lease(self, task, lease):
+        if not lease.dead:
+            raise RefusedError("UsageError")
+        self.check(task, lease)
+        if self.redrive([task])[1]:
+            raise RefusedError("DuplicateTaskError")
+
     def release(self, task, lease, delay):
+        self.check_delay(lease, delay)
         self.check(task, lease)
         self.back(task, delay=delay or 0, counted=False)
 
@@ -396,8 +438,12 @@ class Reference:
 
     # -- operators -----------------------------------------------------------------------
 
+    def may_cancel(self, n):
+        """A dead letter only where somebody has it."""
+        return n in self.tasks and self.tasks[n].state != "dead"
+
     def cancel(self, n):
-        if not self.is_alive(n):
+        if not self.may_cancel(n):
             return False
         self.end(self.tasks[n], "cancelled", "cancelled")
         return True
@@ -414,7 +460,7 @@ class Reference:
                 until = 0 if window is None else t.created // 1000 + window
                 self.keys[t.spec.key] = (t.spec.n, until)
             self.results.pop(t.spec.n, None)
-            t.attempts, t.expires, t.forget, t.reason = 0, 0, 0, ""
+            t.attempts, t.expires, t.forget, t.reason, t.lease = 0, 0, 0, "", None
             self.tail(t)
         self.tie(start, rank)
         return len(tasks) - len(held), held
@@ -509,7 +555,7 @@ class Reference:
         """
         for queue, (n, period, _) in self.limits.items():
             if n is not None and not is_closed:  # full, but for what leases say of their starts
-                leases = [t.lease for t in self.of(queue, None, "leased")]
+                leases = [t.lease for t in self.of(queue, None, "leased") if not t.is_borrowed]
                 known = [self.mono - max(0, self.wall - lease.leased) for lease in leases]
                 known = [at for at in known if at > self.mono - period]
                 self.starts[queue] = [*known, *[self.mono] * (n - len(known))]

@@ -18,7 +18,14 @@ State = tuple[str, int]  # kind, attempts
 ABSENT: State = ("absent", 0)
 PENDING: State = ("pending", 0)
 RESULTS = {"completed": "completed", "cancelled": "cancelled"}
-PLACES = {"ready": "pending", "delayed": "pending", "dead": "dead", "leased": "exported"}
+PLACES = {
+    "ready": "pending",
+    "delayed": "pending",
+    "dead": "dead",
+    "leased": "exported",
+    "held": "held on",
+}
+HELD = {False: "held", True: "held on"}  # a dead letter under a lease; exported, after an open, too
 
 
 class LostError(AssertionError):
@@ -45,10 +52,10 @@ class Task:
     def after(self, kind: str) -> frozenset[State]:
         """What an operation makes of it."""
         states = self.chain[-1][2]
-        if kind in {"enqueue", "redrive"}:
+        if kind in {"enqueue", "redrive", "redrive_lease"}:
             return frozenset([PENDING])
         if kind in {"complete", "cancel", "bury", "replaced", "nack", "release"}:
-            return frozenset(_ended(kind, attempts, self.attempts_max) for _, attempts in states)
+            return frozenset(_ended(kind, state, self.attempts_max) for state in states)
         return states
 
     def possible(self, claims: list[dict]) -> set[State]:
@@ -57,16 +64,19 @@ class Task:
         for kind in self.doing.values():
             states |= self.after(kind)
         for params in claims:
-            if self.queue in params["queues"]:
+            if self.queue in params.get("queues", ()):
                 kind = "exported" if params["exported"] else "leased"
                 states |= {(kind, n + 1) for k, n in states if k == "pending"}
-        return {
-            given_back(n, self.attempts_max) if kind == "leased" else (kind, n)
-            for kind, n in states
-        }
+            if params.get("queue") == self.queue:  # of dead letters
+                states |= {(HELD[params["exported"]], n) for k, n in states if k == "dead"}
+        back = {"leased": lambda n: given_back(n, self.attempts_max), "held": lambda n: ("dead", n)}
+        return {back[kind](n) if kind in back else (kind, n) for kind, n in states}
 
 
-def _ended(kind: str, attempts: int, attempts_max: int) -> State:
+def _ended(kind: str, state: State, attempts_max: int) -> State:
+    attempts = state[1]
+    if kind == "nack" and state[0] in HELD.values():
+        return ("dead", attempts)
     if kind == "nack":
         return given_back(attempts, attempts_max)
     if kind == "release":
@@ -133,8 +143,8 @@ class Knowledge:
         for task in touched:
             if doing := task.doing.pop(op, None):  # None: a delivery has told before it did
                 self._grow(task, op, task.after(doing))
-        if kind == "claim":
-            touched = [self._delivered(op, params, *one) for one in answer]
+        if kind in {"claim", "claim_dead"}:
+            touched = [self._delivered(op, kind, params, *one) for one in answer]
         if self.is_certain or params.get("durable"):
             for task in touched:
                 self._cut(task, [i for i, entry in enumerate(task.chain) if entry[1] == op])
@@ -149,13 +159,13 @@ class Knowledge:
         self.unsettled.add(task)
 
     def _delivered(
-        self, op: int, params: dict, number: int, task_id: str, attempt: int, epoch: int
+        self, op: int, how: str, params: dict, number: int, task_id: str, attempt: int, epoch: int
     ) -> Task:
         task = self.tasks.get(number)
         if task is None:
             raise LostError(f"task {number} was delivered and never enqueued")
         self._named(task, task_id)
-        before = ("pending", attempt - 1)
+        before = ("pending", attempt - 1) if how == "claim" else ("dead", attempt)
         if before not in task.chain[-1][2]:
             doing = [op for op, kind in task.doing.items() if before in task.after(kind)]
             if not doing:
@@ -164,6 +174,7 @@ class Knowledge:
         self.epochs[task_id] = max(self.epochs.get(task_id, 0), epoch)
         task.last = op
         kind = "exported" if params["exported"] else "leased"
+        kind = kind if how == "claim" else HELD[params["exported"]]
         self._grow(task, op, frozenset([(kind, attempt)]))
         return task
 
@@ -198,7 +209,9 @@ class Knowledge:
         self.calls.clear()
 
     def _claims(self) -> list[dict]:
-        return [params for _, kind, params in self.calls.values() if kind == "claim"]
+        return [
+            params for _, kind, params in self.calls.values() if kind in {"claim", "claim_dead"}
+        ]
 
     # -- what is found -----------------------------------------------------------------------
 

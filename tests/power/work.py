@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import traceback
+from functools import partial
 from typing import Any
 
 from power.bugs import BUGS
@@ -202,7 +203,7 @@ class Work:
 
     async def operate(self) -> None:
         draw = self.random
-        how = draw.choice(("fsync", "park", "park", "cancel", "redrive", "copy", "rest"))
+        how = draw.choice(("fsync", "park", "park", "cancel", "redrive", "dead", "copy", "rest"))
         if how == "fsync" and draw.random() < 0.5:
             await self.call("fsync", {}, self.engine.fsync())
         elif how == "park":
@@ -214,11 +215,38 @@ class Work:
             number, queue, task_id = self.dead.pop()
             doing = self.queues[queue].redrive([task_id])
             await self.call("redrive", {"numbers": [number]}, doing)
+        elif how == "dead":
+            await self.consume_dead()
         elif how == "copy" and self.copies_left and draw.random() < 0.3:
             self.copies_left -= 1
             name = f"copy{self.ops}"
             doing = self.engine.checkpoint(f"{self.root}/{name}")
             await self.call("checkpoint", {"path": name}, doing)
+
+    async def consume_dead(self) -> None:
+        """Dead letters under a lease: done, sent back, let go, or left leased."""
+        draw = self.random
+        queue, is_exported = draw.randrange(2), draw.random() < 0.3
+        leases = await self.call(
+            "claim_dead",
+            {"queue": queue, "exported": is_exported},
+            self.queues[queue].claim(
+                limit=draw.choice((1, 2)), lease=FAR_S, exported=is_exported, dead=True
+            ),
+            lambda got: [[number_of(x), x.task_id.hex(), x.attempt, x.epoch] for x in got],
+        )
+        for lease in leases:
+            number = number_of(lease)
+            self.dead = [one for one in self.dead if one[0] != number]
+            how = draw.choice(("complete", "redrive_lease", "nack", "keep"))
+            if how == "keep":
+                continue
+            doing = {
+                "complete": partial(lease.complete, number),
+                "redrive_lease": lease.redrive,
+                "nack": lease.nack,
+            }[how]()
+            await self.call(how, {"numbers": [number]}, doing)
 
     # -- tasks that wait for tasks -----------------------------------------------------------
 

@@ -65,6 +65,7 @@ class Actors:
         self.every = engine.queue("alpha", tenant=lodeq.ALL_TENANTS, lease=LONG_S)
         self.ids: list[lodeq.TaskId] = []
         self.is_over = asyncio.Event()
+        self.dead_draw = random.Random(f"{draw.getstate()[1][:4]} dead")  # of its own
 
     # -- what they have in common ----------------------------------------------------------
 
@@ -210,6 +211,33 @@ class Actors:
         for lease in await self.claim(LONG_S):
             await self.attempt(self.rec.release(lease))
 
+    async def consume_dead(self) -> None:
+        """Somebody looks at dead letters under a lease: done, sent back, or let go."""
+        draw = self.dead_draw
+        queue = draw.choice(self.queues)
+        lease_s = SHORT_S if draw.random() < 0.3 else LONG_S
+        doing = self.rec.claim_dead(
+            queue,
+            limit=draw.choice((1, 1, 3)),
+            lease=lease_s,
+            wait=draw.choice((0.0, 0.3, 1.0)),
+            worker="d",
+            exported=draw.random() < 0.3,
+        )
+        for lease in await self.attempt(doing) or []:
+            if draw.random() < 0.3:
+                await asyncio.sleep(draw.random() * 2 * SHORT_S)
+            how = draw.choice(("complete", "redrive", "redrive", "nack", "release", "leave"))
+            if how == "complete":
+                await self.attempt(self.rec.complete(lease, b"d", keep=draw.random() < 0.8))
+            elif how == "redrive":
+                await self.attempt(self.rec.redrive_lease(lease))
+            elif how == "nack":
+                await self.attempt(self.rec.nack(lease, reason="no"))
+            elif how == "release":
+                await self.attempt(self.rec.release(lease))
+        await asyncio.sleep(draw.random() * 0.3)
+
     # -- operators -------------------------------------------------------------------------
 
     async def operate(self) -> None:
@@ -265,6 +293,7 @@ class Actors:
             self.work,
             self.give_up,
             self.operate,
+            self.consume_dead,
         )
         tasks = [asyncio.ensure_future(self.while_alive(one)) for one in ones]
         over = asyncio.ensure_future(self.is_over.wait())

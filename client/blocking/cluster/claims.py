@@ -20,11 +20,12 @@ from ....errors import LodeqError, NotLeaderError, UnreachableError
 from ... import calls
 from ...calls import CANCEL_CLAIM_S, CLAIM_ID_BYTES, Call
 from .nodes import STALE_S, SyncNodes
-from .together import Take, at_last, first_true
+from .together import Take, at_last, first_true, pause
 
 __all__ = ["claim", "claim_in_turn", "take_back"]
 
 _rng: Final = SystemRng()
+DEAD_LOOK_S: Final = 1.0  # between two looks of a claim that waits for dead letters
 
 
 def claim(nodes: SyncNodes, call: Call) -> Any:
@@ -69,6 +70,9 @@ def claim_in_turn(nodes: SyncNodes, doc: Mapping[str, Any], take: Take) -> list[
             order = nodes.leaders()
     leases = _sweep(nodes, doc["limit"], take, order)
     order = nodes.topology.leading() or order
+    if not leases and wait_s > 0 and doc.get("dead"):  # nobody is told when a task dies elsewhere
+        pause(min(wait_s, DEAD_LOOK_S))
+        return _sweep(nodes, doc["limit"], take, nodes.leaders())
     if not leases and wait_s > 0 and _wait(nodes, doc, order, wait_s):
         leases = _sweep(nodes, doc["limit"], take, nodes.leaders())
     return leases

@@ -164,6 +164,8 @@ class Closure:
             is_dead = np.zeros(n, bool)
             if len(self.index):
                 is_dead[at["index"][(self.index["kind"] == _DEAD) & (at["index"] >= 0)]] = True
+            if len(self.leases):
+                is_dead[at["leases"][self.leases["is_dead"] & (at["leases"] >= 0)]] = True
             final = found & (self.results["status"] != Status.DEAD)
             self._add_findings(
                 "finished", self.results.ids, final, "has a final result and is still there"
@@ -246,6 +248,8 @@ class Closure:
             if len(self.index):
                 mask = (self.index["kind"] == _DEAD) & (at["index"] >= 0)
                 is_dead[at["index"][mask]] = True
+            if len(self.leases):
+                is_dead[at["leases"][self.leases["is_dead"] & (at["leases"] >= 0)]] = True
             missing = ((high | low) != 0) & ~is_held & ~is_dead
             self._add_findings("ghost", tasks.ids, missing, "does not hold its dedup key")
         if len(self.ghosts):

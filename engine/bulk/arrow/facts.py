@@ -17,6 +17,7 @@ from xxhash import xxh3_64_intdigest
 from ....errors import CorruptionError, RecordCorruptError
 from ...records import keyspace as ks
 from ...records.attempts import decode_attempts
+from ...records.lease import DEAD_LEASE
 from ...records.result import HAS_ATTEMPTS
 from ...records.rows import decode_body, decode_body_at, decode_expiry, decode_moved
 from ...records.workflow import MEMBER_LEASE, MEMBER_RESULT, MEMBER_ROW
@@ -288,6 +289,7 @@ class Facts:
                 "lane": self.lanes.of_records(page, 128),
                 "is_moved": page.field("flags") & 2 != 0,
                 "is_member": page.field("flags") & MEMBER_LEASE != 0,
+                "is_dead": page.field("flags") & DEAD_LEASE != 0,
                 "expires": page.field("expires").astype(np.int64),
                 "leased": page.field("leased").astype(np.int64),
             }

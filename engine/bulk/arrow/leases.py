@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...records.lease import EXPORTED, LEASE_BODY, decode_lease
+from ...records.lease import DEAD_LEASE, EXPORTED, LEASE_BODY, decode_lease
 from .page import Numbers, Page, layout, timestamps
 
 __all__ = ["LeasePage"]
@@ -43,7 +43,9 @@ class LeasePage(Page):
         """See ``Page``."""
         h = self.heads
         whole = self._worker_at + h["worker"]
-        return bool((whole == sizes).all() and (h["priority"] <= 9).all())
+        is_dead = h["flags"] & DEAD_LEASE != 0  # the row it goes back as stands behind
+        fits = np.where(is_dead, whole < sizes, whole == sizes)
+        return bool(fits.all() and (h["priority"] <= 9).all())
 
     @cached_property
     def _worker_at(self) -> Numbers:

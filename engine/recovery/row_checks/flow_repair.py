@@ -11,7 +11,7 @@ from collections.abc import Generator
 
 from ...records import keyspace as ks
 from ...records.frame import attempt
-from ...records.lease import decode_lease, encode_lease
+from ...records.lease import DEAD_LEASE, decode_lease, encode_lease
 from ...records.result import decode_result, encode_result
 from ...records.rows import (
     MOVED_ROW,
@@ -144,6 +144,8 @@ def _hold(view: StoreView, target: bytes) -> list[Op]:
     raw_moved = view.get(ks.MOVED + target)
     moved = None if raw_moved is None else attempt(decode_moved, raw_moved)
     if task is None or task.due_ms < HELD_MS:
+        return []
+    if lease is not None and lease.flags & DEAD_LEASE:
         return []
     if lease is not None:
         place, flags = ks.LEASE + target, lease.flags >> 1

@@ -71,6 +71,16 @@ class ThreadLease(ThreadTwin[Lease]):
         return self._twin.attempt
 
     @property
+    def dead_at(self) -> datetime | None:
+        """When the task died; None unless the lease is of a dead letter."""
+        return self._twin.dead_at
+
+    @property
+    def reason(self) -> str:
+        """Why the task died; empty unless the lease is of a dead letter."""
+        return self._twin.reason
+
+    @property
     def enqueued_at(self) -> datetime:
         """Wall time of the enqueue."""
         return self._twin.enqueued_at
@@ -132,6 +142,9 @@ class ThreadLease(ThreadTwin[Lease]):
 
     bury = blocking(Lease.bury)
     """See ``Lease.bury``, also for Durability and Cancellation."""
+
+    redrive = blocking(Lease.redrive)
+    """See ``Lease.redrive``, also for Durability and Cancellation."""
 
     cancel = blocking(Lease.cancel)
     """See ``Lease.cancel``, also for Durability and Cancellation."""

@@ -61,6 +61,7 @@ class ThreadQueue(ThreadTwin[Queue]):
         worker: str = "",
         exported: bool = False,
         skip_tenants: Collection[str] = (),
+        dead: bool = False,
     ) -> builtins.list[ThreadLease]:
         """Take ready tasks under leases, as ``Queue.claim``, also in Durability and Cancellation.
 
@@ -71,6 +72,7 @@ class ThreadQueue(ThreadTwin[Queue]):
             worker: a name kept with the lease and the result, at most 256 bytes.
             exported: the worker is another process: the lease outlives this one.
             skip_tenants: with ALL_TENANTS, tenants that get nothing this time.
+            dead: take dead letters instead, the oldest first, 256 at most.
         """
         found = self._call(
             self._twin.claim,
@@ -80,14 +82,20 @@ class ThreadQueue(ThreadTwin[Queue]):
             worker=worker,
             exported=exported,
             skip_tenants=skip_tenants,
+            dead=dead,
         )
         return [ThreadLease(one, self._call) for one in found]
 
     def claim_one(
-        self, *, lease: Duration | None = None, wait: Duration = 0.0, worker: str = ""
+        self,
+        *,
+        lease: Duration | None = None,
+        wait: Duration = 0.0,
+        worker: str = "",
+        dead: bool = False,
     ) -> ThreadLease | None:
         """See ``Queue.claim_one``, also for Durability and Cancellation."""
-        leases = self.claim(lease=lease, wait=wait, worker=worker)
+        leases = self.claim(lease=lease, wait=wait, worker=worker, dead=dead)
         return leases[0] if leases else None
 
     def leases(

@@ -6,7 +6,8 @@ that is picked, a lease that ends, a window that opens (one timer for each queue
 holds). Kept claim sets are noticed at each change, long polls are served when it opens.
 
 Leases of a shard that has failed do not count: nobody knows their end before the store is reopened,
-and the queue goes on with the other shards.
+and the queue goes on with the other shards. Leases of dead letters do not count either: no run of
+the queue begins with them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ....coalescer.shard_status import FAILED
+from ....engine.records.lease import DEAD_LEASE
 from ....engine.runtime.clock import Clock
 from ....engine.runtime.event_loop import Spawner
 from ..caches.claim_sets import ClaimSets
@@ -165,7 +167,8 @@ class QueueLimits:
         count = 0
         for lease in self._leases.values():
             bucket = lease.bucket
-            if bucket.lane.queue == queue and bucket.shard.co.status < FAILED:
+            is_dead = lease.flags & DEAD_LEASE
+            if bucket.lane.queue == queue and bucket.shard.co.status < FAILED and not is_dead:
                 count += 1
         return count
 
@@ -221,7 +224,7 @@ class QueueLimits:
         """A lease of the process before is back: it counts, and says when it began."""
         topic = lease.bucket.lane.topic
         limit = topic.limit
-        if limit is None:
+        if limit is None or lease.flags & DEAD_LEASE:
             return
         limit.live += 1
         if limit.window is not None and limit.filled_us:
@@ -233,6 +236,8 @@ class QueueLimits:
         """A lease of a queue with a limit is over."""
         topic = lease.bucket.lane.topic
         limit = topic.limit
+        if lease.flags & DEAD_LEASE:
+            return
         if limit is not None and lease.bucket.shard.co.status < FAILED:
             limit.live -= 1
             if topic.is_limited:

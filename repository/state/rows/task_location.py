@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....coalescer.group import Group
+from ....engine.records.frame import attempt
 from ....engine.records.keyspace import (
     ATTEMPTS,
     DEAD,
@@ -25,6 +26,7 @@ from ....engine.records.keyspace import (
     delayed_key,
     ready_key,
 )
+from ....engine.records.lease import DEAD_LEASE, decode_lease
 from ....engine.records.result import HAS_ATTEMPTS, ResultRecord, Status, encode_result
 from ....engine.records.rows import BODY_ROW, IndexRow, decode_ghost, decode_index_row, decode_moved
 from ....engine.records.task import NO_GHOST, TaskRecord, decode_task
@@ -113,7 +115,7 @@ def task_location(core: EngineState, shard: Shard, task_id: bytes) -> TaskLocati
         key = first_key(task_id, task)
     raw = shard.overlay.get(key)
     if raw is None:
-        if not _is_leased_by_row(shard, task_id):
+        if _lease_row(shard, task_id) is None:
             core.anomaly(f"shard {shard.index}: task {task_id.hex()} has no index row")
         return None
     parts = decode_index_key(key)
@@ -122,24 +124,30 @@ def task_location(core: EngineState, shard: Shard, task_id: bytes) -> TaskLocati
 
 
 def is_alive(core: EngineState, shard: Shard, task_id: bytes) -> bool:
-    """Whether the task is still going to run: leased, ready or delayed. A dead letter is not."""
-    if task_id in core.leases:
-        return True
+    """Whether the task is still going to run: leased, ready or delayed. A dead letter is not.
+
+    Nor is a leased one: it may be sent back, and then it holds its key again.
+    """
+    lease = core.leases.get(task_id)
+    if lease is not None:
+        return not lease.flags & DEAD_LEASE
     if not shard.overlay.has(TASK + task_id):
         return False
     location = task_location(core, shard, task_id)
     if location is None:
-        return _is_leased_by_row(shard, task_id)
+        row = _lease_row(shard, task_id)
+        found = attempt(decode_lease, row)
+        return row is not None and (found is None or not found.flags & DEAD_LEASE)
     return location.kind != DEAD
 
 
-def _is_leased_by_row(shard: Shard, task_id: bytes) -> bool:
-    """Leased by its row, whatever the lease table says.
+def _lease_row(shard: Shard, task_id: bytes) -> bytes | None:
+    """The row of its lease, which tells of one whatever the lease table says.
 
     Where another replica leads the shard the table has none of its leases; where the shard is
     poisoned it has none whose end could not be written.
     """
-    return not shard.co.takes_writes and shard.overlay.get(LEASE + task_id) is not None
+    return None if shard.co.takes_writes else shard.overlay.get(LEASE + task_id)
 
 
 def leave(core: EngineState, group: Group, location: TaskLocation) -> None:

@@ -11,6 +11,7 @@ from ....client.documents.records import Granted
 from ....client.documents.wire import Stored
 from ....client.lease import RemoteLease
 from ....engine.records.policy import Policy
+from ....errors import UsageError
 from ....repository.api.engine import Engine
 from ....repository.api.lease_proof import LeaseProof
 from ....repository.api.view import view_of
@@ -23,8 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["complete", "nack", "release"]
 
-How = Literal["complete", "nack", "release"]
-_DONE: Final = {"complete": "completed", "nack": "nacked", "release": "released"}
+How = Literal["complete", "nack", "release", "redrive"]
+_DONE: Final = {
+    "complete": "completed",
+    "nack": "nacked",
+    "release": "released",
+    "redrive": "redriven",
+}
 _LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
 
 
@@ -71,17 +77,28 @@ def nack(store: str, lease: str, delay: float | None, reason: str, as_json: bool
 @store_argument
 @click.argument("lease")
 @click.option("--delay", type=duration, help="Time until it is ready again; default: at once.")
+@click.option(
+    "--redrive", is_flag=True, help="Of a dead letter: to its queue, with a fresh set of attempts."
+)
 @as_json_option
-def release(store: str, lease: str, delay: float | None, as_json: bool) -> None:
+def release(store: str, lease: str, delay: float | None, redrive: bool, as_json: bool) -> None:
     """Give a task back without working on it. The attempt does not count.
+
+    A dead letter that 'claim --dead' has taken goes back to the dead letters, as it was.
 
     Args:
         store: a store's folder, or the address of a service.
         lease: ``ID:EPOCH:TOKEN``.
         delay: seconds until it is ready again; None: at once.
+        redrive: a dead letter goes to its queue instead.
         as_json: print JSON lines instead of a table.
     """
-    _settle(store, lease, "release", as_json, delay=delay)
+    if redrive and delay is not None:
+        raise UsageError("--redrive takes no --delay: the task is ready at once")
+    if redrive:
+        _settle(store, lease, "redrive", as_json)
+    else:
+        _settle(store, lease, "release", as_json, delay=delay)
 
 
 def _settle(store: str, text: str, how: How, as_json: bool, **options: Any) -> None:

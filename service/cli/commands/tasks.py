@@ -275,6 +275,7 @@ def _print_receipts(receipts: list[Receipt], *, as_json: bool) -> None:
     "--wait", type=duration, default=0, show_default=True, help="Time to wait for the first task."
 )
 @click.option("--worker", default="", help="A name, kept with the lease and the result.")
+@click.option("--dead", is_flag=True, help="Take dead letters instead, the oldest first.")
 @as_json_option
 def claim(
     store: str,
@@ -285,6 +286,7 @@ def claim(
     lease: float,
     wait: float,
     worker: str,
+    dead: bool,
     as_json: bool,
 ) -> None:
     """Take tasks under leases, and print lease and payload. Exit code 1: there were none.
@@ -301,6 +303,7 @@ def claim(
         lease: seconds.
         wait: seconds to wait for the first task.
         worker: a name, kept with the lease and the result.
+        dead: take dead letters, of one tenant.
         as_json: print JSON lines instead of a table.
     """
     if isinstance(sys.stdout, ClosedOutput):
@@ -310,7 +313,7 @@ def claim(
         async with writing(store) as engine:
             target = engine.queue(queue, tenant=ALL_TENANTS if all_tenants else tenant)
             leases = await target.claim(
-                limit=limit, lease=lease, wait=wait, worker=worker, exported=True
+                limit=limit, lease=lease, wait=wait, worker=worker, exported=True, dead=dead
             )
             await _hand_out(leases, as_json)
             return bool(leases)
@@ -338,7 +341,8 @@ async def _hand_out(leases: list[Lease], as_json: bool) -> None:
 def _print_lease(lease: Lease, as_json: bool) -> None:
     text = grant_text(Grant(lease.task_id, lease.epoch, lease.token))
     if not as_json:
-        print_line(f"{text}  attempt {lease.attempt}  {brief(lease.payload)}")
+        why = f"  {brief(lease.reason)}" if lease.dead_at is not None else ""
+        print_line(f"{text}  attempt {lease.attempt}{why}  {brief(lease.payload)}")
         return
     document = {
         "lease": text,
@@ -348,6 +352,7 @@ def _print_lease(lease: Lease, as_json: bool) -> None:
         "attempt": lease.attempt,
         "priority": lease.priority,
         "deadline": lease.deadline,
+        **({"dead_at": lease.dead_at, "reason": lease.reason} if lease.dead_at else {}),
         **marked("headers", dict(lease.headers)),
         **marked("payload", lease.payload),
     }

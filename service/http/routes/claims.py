@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import UNSET
 from starlette.responses import Response
 
+from ....client.documents.records import when_text
 from ....client.documents.wire import Form, Stored
 from ....errors import (
     LeaseLostError,
@@ -41,6 +42,7 @@ __all__ = [
     "lease_doc",
     "nack",
     "progress",
+    "redrive",
     "release",
 ]
 
@@ -73,6 +75,10 @@ async def claim(context: RequestContext, document: schemas.Claim) -> Response:
         if len(queues) != 1:
             raise UsageError("skip_tenants is for a claim from one queue")
         options["skip_tenants"] = document.skip_tenants
+    if document.dead:
+        if len(queues) != 1:
+            raise UsageError("dead is for a claim from one queue")
+        options["dead"] = True
     call: Callable[[], Awaitable[list[Lease]]]
     if len(queues) == 1:
         call = partial(queues[0].claim, **options)
@@ -130,6 +136,8 @@ def lease_doc(form: Form, lease: Lease) -> dict[str, Any]:
         "enqueued_at": lease.enqueued_at.isoformat(),
         "deadline": lease.deadline.isoformat(),
         "lease_s": lease.lease_s,
+        "dead_at": when_text(lease.dead_at),
+        "reason": lease.reason,
         "function": "",
         "preview": "",
         "labels": {},
@@ -207,6 +215,13 @@ async def release(context: RequestContext, document: schemas.Release) -> Respons
 async def bury(context: RequestContext, document: schemas.Bury) -> Response:
     """Move one to the dead letters."""
     await (await _live(context, document)).bury(document.reason)
+    return context.answer({})
+
+
+@operation("POST /leases/redrive", name="redrive_lease", needs=Role.WORKER, names=held_lease)
+async def redrive(context: RequestContext, document: schemas.Held) -> Response:
+    """Send a leased dead letter back to its queue, with a fresh set of attempts."""
+    await (await _live(context, document)).redrive()
     return context.answer({})
 
 

@@ -254,6 +254,7 @@ async def configure(context: RequestContext, document: schemas.Configure) -> Res
         "takes_faces": bool,
         "takes_progress": bool,
         "takes_dependencies": bool,
+        "takes_dead_claims": bool,
         "processes": dict[str, str] | None,
     },
     needs=ANY,
@@ -279,6 +280,7 @@ async def engine(context: RequestContext) -> Response:
         "takes_faces": True,
         "takes_progress": True,
         "takes_dependencies": True,
+        "takes_dead_claims": True,
         "processes": server.view.processes(),
     }
     return context.answer(doc)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ....engine.records import keyspace as ks
 from ....engine.records.attempts import decode_attempts
-from ....engine.records.lease import decode_lease
+from ....engine.records.lease import DEAD_LEASE, decode_lease
 from ....engine.records.result import HAS_VALUE, ResultRecord, Status, decode_result
 from ....engine.records.rows import decode_index_row
 from ....engine.records.task import TaskRecord, decode_task
@@ -73,7 +73,7 @@ def contents(engine: Engine) -> dict[str, Any]:
                 lost.append(number)
             tasks.append([key[2:].hex(), number, at])
             for kind, _, _ in at:
-                _count(rows, task.queue, task.tenant, kind)
+                _count(rows, task.queue, task.tenant, "leased" if kind == "held" else kind)
         _count_waiting(rows, store)
         for task_id, at in where.items():  # no task: its number is unknown
             tasks.append([task_id.hex(), None, at])
@@ -120,7 +120,8 @@ def _locations(view: StoreView) -> dict[bytes, list[_Location]]:
         found.setdefault(at.task_id, []).append((_KINDS[at.kind], row.attempts, 0))
     for key, raw in _all(view, ks.LEASE, ks.LEASE_END):
         lease = decode_lease(raw)
-        found.setdefault(key[2:], []).append(("leased", lease.attempts, lease.epoch))
+        kind = "held" if lease.flags & DEAD_LEASE else "leased"
+        found.setdefault(key[2:], []).append((kind, lease.attempts, lease.epoch))
     return found
 
 

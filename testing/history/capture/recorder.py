@@ -64,7 +64,9 @@ _NOTHING = (
     NotLeaderError,
 )
 # Operations of several batches: some may be written although the call failed.
-_SEVERAL = frozenset({"claim", "enqueue_many", "complete_many", "purge", "redrive", "fsync"})
+_SEVERAL = frozenset(
+    {"claim", "claim_dead", "enqueue_many", "complete_many", "purge", "redrive", "fsync"}
+)
 _CHUNK_BYTES = 1 << 20  # half the limit of one batch of an enqueue_many
 _RETENTION_S, _DEAD_RETENTION_S, _ATTEMPTS = 3600.0, 604_800.0, 5  # defaults of Engine.queue
 
@@ -306,6 +308,45 @@ class Recorder:
             self.emit("u", op, "CommitUnknownError", None)
         return leases
 
+    async def claim_dead(
+        self,
+        queue: Queue,
+        *,
+        limit: int = 1,
+        lease: Duration | None = None,
+        wait: Duration = 0.0,
+        worker: str = "",
+        exported: bool = False,
+    ) -> list[Lease]:
+        """Call ``queue.claim(dead=True)``.
+
+        Args:
+            queue: of one tenant.
+            limit: dead letters at most.
+            lease: seconds; None uses the queue's.
+            wait: seconds to wait for one.
+            worker: name kept with the leases.
+            exported: the lease outlives this process.
+        """
+        own_s = options_of(queue).lease_s
+        lease_s = own_s if lease is None else duration_s(lease, "lease")
+        name, tenant = serialise_queue(queue)
+        params: dict[str, Any] = {
+            "queue": name,
+            "tenant": tenant,
+            "limit": limit,
+            "lease_us": int(lease_s * 1e6),
+        }
+        if exported:
+            params["exported"] = True
+
+        def make() -> Awaitable[list[Lease]]:
+            return queue.claim(
+                limit=limit, lease=lease, wait=wait, worker=worker, exported=exported, dead=True
+            )
+
+        return await self._call("claim_dead", params, make, self._delivered)
+
     def _delivered(self, leases: list[Lease]) -> list[list[Any]]:
         return [[self.number_of(x), x.task_id.hex(), x.attempt, x.epoch] for x in leases]
 
@@ -378,6 +419,10 @@ class Recorder:
     async def bury(self, lease: Lease, reason: str = "") -> None:
         """Call ``lease.bury``."""
         await self._call("bury", self._of(lease), lambda: lease.bury(reason))
+
+    async def redrive_lease(self, lease: Lease) -> None:
+        """Call ``lease.redrive``."""
+        await self._call("redrive_lease", self._of(lease), lease.redrive)
 
     async def cancel_lease(self, lease: Lease) -> None:
         """Call ``lease.cancel``."""

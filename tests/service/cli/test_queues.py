@@ -174,3 +174,26 @@ def test_a_task_is_one_line_where_stdout_is_no_terminal(store):
     out = run("ls", store).stdout.splitlines()
     assert len(out) == 3
     assert ("t" * 60) in out[1]
+
+
+def test_dead_letters_are_claimed_and_ended_one_by_one(store):
+    for reason in ("one", "two", "three"):
+        run("enqueue", store, "mail", reason, "--max-attempts", 1)
+        run("nack", store, first("claim", store, "mail")["lease"], "--reason", reason)
+    taken = [first("claim", store, "mail", "--dead") for _ in range(3)]
+    run("claim", store, "mail", "--dead", code=1)
+    assert [one["reason"] for one in taken] == ["one", "two", "three"]
+    assert all(one["attempt"] == 1 and one["dead_at"] for one in taken)
+    run("complete", store, taken[0]["lease"], "--result", "seen")
+    told = run("release", store, taken[1]["lease"], "--redrive", "--delay", "1s", code=2)
+    assert "takes no --delay" in told.stderr
+    assert first("release", store, taken[1]["lease"], "--redrive")["redriven"]
+    run("nack", store, taken[2]["lease"])
+    (queue,) = objects("ls", store)
+    assert (queue["ready"], queue["leased"], queue["dead"]) == (1, 0, 1)
+    again = first("claim", store, "mail")
+    assert again["id"] == taken[1]["id"]
+    assert "no dead letter" in run("release", store, again["lease"], "--redrive", code=2).stderr
+    assert run("claim", store, "mail", "--dead").stdout.split()[3:5] == ['"three"', "three"]
+    told = run("claim", store, "mail", "--dead", "--all-tenants", code=2)
+    assert "one tenant" in told.stderr

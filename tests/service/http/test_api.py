@@ -158,6 +158,13 @@ async def test_every_operation(engine, client):
     outcome = await call("complete_many", {"leases": [leases[0], leases[1]]})
     assert list(outcome["lost"]) == ["1"]
     await call("bury", leases[2] | {"reason": "poison"})
+    (dead,) = (await call("claim", {"queues": queues[1:], "dead": True}))["leases"]
+    assert (dead["reason"], dead["attempt"], dead["payload"]) == ("poison", 1, 2)
+    assert dead["dead_at"] > dead["enqueued_at"]
+    await call("claim", {"queues": queues, "dead": True}, status=422)
+    await call("redrive_lease", {n: dead[n] for n in ("task_id", "epoch", "token")})
+    (again,) = (await call("claim", {"queues": queues[1:]}))["leases"]
+    await call("bury", {n: again[n] for n in ("task_id", "epoch", "token")})
     assert (await call("redrive", {}, queue="other", tenant="acme"))["redriven"] == 1
     (again,) = (await call("claim", {"queues": queues}))["leases"]
     held = {n: again[n] for n in ("task_id", "epoch", "token")}

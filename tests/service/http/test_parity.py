@@ -49,6 +49,7 @@ KEPT = {
     "bucket",
     "codec",
     "core",
+    "dead_row",
     "deadline_mono",
     "expires_ms",
     "flags",

@@ -93,11 +93,13 @@ BY_LEASE = {
     "release",
     "bury",
     "cancel_lease",
+    "redrive_lease",
 }
 FREE = {"engine", "cluster", "cancel_claim", "queues"}  # that of ``queues`` is filtered
 PATHS = {
     "enqueue_after": "/tasks/after",
     "cancel_lease": "/leases/cancel",
+    "redrive_lease": "/leases/redrive",
     "heartbeat": "/leases/heartbeat",
 }
 

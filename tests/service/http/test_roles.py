@@ -43,6 +43,7 @@ MAY = {
     "release": {"worker"},
     "bury": {"worker"},
     "cancel_lease": {"worker"},
+    "redrive_lease": {"worker"},
     "publish": {"worker"},
     "beat": {"worker"},
     "get": {"producer", "reader"},

@@ -17,7 +17,7 @@ from lodeq.engine.records.attempts import (
     encode_attempts,
 )
 from lodeq.engine.records.frame import CHECKSUM_BYTES, RECORD_BYTES_MAX, open_frame, seal
-from lodeq.engine.records.lease import LeaseRecord, decode_lease, encode_lease
+from lodeq.engine.records.lease import DEAD_LEASE, LeaseRecord, decode_lease, encode_lease
 from lodeq.engine.records.policy import BackoffKind, Policy, decode_policy, encode_policy
 from lodeq.engine.records.queues import queue_settings as settings
 from lodeq.engine.records.result import (
@@ -72,6 +72,7 @@ TASKS = st.builds(
     ghost_form=st.just(small.KEYED_FORM),
     face=faces,
 )
+INDEX_ROWS = st.builds(small.IndexRow, u8, priorities, u16, u32, i64, tails)
 LEASES = st.builds(
     LeaseRecord,
     u16,
@@ -92,6 +93,13 @@ LEASES = st.builds(
     names,
     tails,
     st.integers(-(1 << 31), (1 << 31) - 1),
+    dead_row=st.just(b""),
+).flatmap(
+    lambda lease: (
+        st.builds(lambda row: lease._replace(dead_row=row), INDEX_ROWS.map(small.encode_index_row))
+        if lease.flags & DEAD_LEASE
+        else st.just(lease)
+    )
 )
 RESULTS = st.builds(
     ResultRecord,
@@ -162,6 +170,13 @@ LEASE = LeaseRecord(
     b"acme",
     b"w1",
 )
+DEAD_LETTER = LEASE._replace(
+    flags=34,
+    seq=1_700_000_000_000_000,
+    ghost=NO_GHOST,
+    ghost_expires_ms=0,
+    dead_row=small.encode_index_row(small.IndexRow(1, 7, 2, 200, 1_700_000_100_000, b"boom")),
+)
 RESULT = ResultRecord(
     17,
     Status.COMPLETED,
@@ -218,6 +233,19 @@ FORMATS = {
             "a0eee6cf8b01000004040200000000006d61696c61636d657731f90f60e7eb922a1e"
         ),
     ),
+    "lease of a dead letter": Format(
+        encode_lease,
+        decode_lease,
+        LEASES,
+        DEAD_LETTER,
+        (
+            "4c012200030007000500000000010000101112131415161718191a1b1c1d1e1f20e12518240a0600"
+            "30750000c800000000401e18240a060000401e18240a060000000000000000000500040000000040"
+            "88130000a0bb0d0080ee36000000000000840c240000000000000000000000000000000000000000"
+            "000000000000000004040200000000006d61696c61636d6577314901010702000400c8000000a0ee"
+            "e6cf8b010000626f6f6dcd586d608af4f30035113c7fad60d840"
+        ),
+    ),
     "result": Format(
         encode_result,
         decode_result,
@@ -254,7 +282,7 @@ FORMATS = {
     "index": Format(
         small.encode_index_row,
         small.decode_index_row,
-        st.builds(small.IndexRow, u8, priorities, u16, u32, i64, tails),
+        INDEX_ROWS,
         small.IndexRow(1, 7, 2, 200, 1_700_000_100_000, b"boom"),
         "4901010702000400c8000000a0eee6cf8b010000626f6f6dcd586d608af4f300",
     ),
@@ -326,7 +354,7 @@ FORMATS = {
             version=st.integers(small.FORMAT_OLDEST, small.FORMAT_VERSION),
         ),
         small.Stamp(1, 4, 1, ID),
-        "4d03010004000100000102030405060708090a0b0c0d0e0f4134d6ddee3473d2",
+        "4d04010004000100000102030405060708090a0b0c0d0e0f59e1999ac218dfca",
     ),
     "open": Format(
         small.encode_open, small.decode_open, u64, 7, "4f0100000700000000000000360a48866e306707"

@@ -528,3 +528,38 @@ def test_tasks_whose_record_is_gone_are_named_and_those_that_are_over_are_not(st
     report = mend(store)
     assert (report.lost, set(report.lost_ids)) == (2, {ready.id, leased.id})
     assert ready.id.hex() in report.describe()
+
+
+def test_a_leased_dead_letter_stays_one_whatever_a_hole_took(store, life):
+    """Of its row and its lease the newer counts; its death, and when it is forgotten, are known."""
+    both = [life.enqueue() for _ in range(4)]
+    for task in both:
+        life.claim(task)
+        life.bury(task)
+    whole, lost, left, unfiled = both
+    row = store.get(left.key)
+    life.claim_dead(whole)
+    life.claim_dead(lost, lost=True)
+    life.claim_dead(left)
+    store.write([(left.key, row)])  # the delete of its row was lost, and the lease was not
+    life.claim_dead(unfiled)
+    entries = list(store.scan(ks.EXPIRY, ks.EXPIRY_END, 999))
+    store.write([(key, None) for key, _ in entries])
+    mend(store)
+    for task in (whole, left, unfiled):
+        assert decode_lease(store.get(ks.LEASE + task.id)).dead_row
+        assert store.get(task.key) is None
+        assert store.get(ks.MOVED + task.id) is not None
+        assert store.get(ks.RESULT + task.id) is not None
+    assert store.get(lost.key) is not None
+    assert sum(entry[0] == ord("x") for _, entry in expiries(store)) == len(both)
+
+
+def test_a_dead_letter_without_its_lease_is_where_it_died(store, life):
+    task = life.enqueue()
+    life.claim(task)
+    life.bury(task)
+    life.claim_dead(task)
+    store.write([(ks.LEASE + task.id, None)])
+    assert mend(store).requeued == 1
+    assert store.get(task.key) is not None

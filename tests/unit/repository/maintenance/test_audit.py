@@ -15,7 +15,7 @@ from lodeq.engine.offline.audit import audit_shard
 from lodeq.engine.offline.repair_plan import RepairPlan, read_plan, write_plan
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
-from lodeq.engine.records.lease import decode_lease, encode_lease
+from lodeq.engine.records.lease import DEAD_LEASE, decode_lease, encode_lease
 from lodeq.engine.records.result import Status, decode_result, encode_result
 from lodeq.engine.records.task import decode_task
 from lodeq.engine.runtime.ids import IdSource, SeededRng, shard_of
@@ -47,6 +47,7 @@ async def make(path: Path) -> None:
             await lease.complete(b"ok")
         for lease in await mail.claim(limit=10):
             await lease.bury("bad")
+        await mail.claim(dead=True, limit=3, lease=900)
         for lease in await mail.claim(limit=10):
             await lease.nack(delay=600)
         await mail.claim(limit=10, lease=900)
@@ -178,7 +179,9 @@ def dangling_ghost(rows: Rows) -> None:
 
 
 def lost_ghost(rows: Rows) -> None:
-    task_id = rows.first(ks.LEASE)[0][2:]
+    leases = rows.store.scan(ks.LEASE, ks.LEASE_END, 99)
+    live = [key for key, raw in leases if not decode_lease(raw).flags & DEAD_LEASE]
+    task_id = live[0][2:]
     rows.put((ks.GHOST + decode_task(rows.store.get(ks.TASK + task_id)).ghost, None))
 
 
@@ -337,7 +340,7 @@ def test_nothing_is_found_where_nothing_is_wrong(sound):
     assert plan.is_empty
     assert not plan.beyond
     held = [audit_shard(str(sound), shard) for shard in range(SHARDS)]
-    assert sum(one.rows["leases"] for one in held) == 10
+    assert sum(one.rows["leases"] for one in held) == 13
     assert any(one.oldest_lease_us for one in held)
 
 
