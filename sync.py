@@ -13,7 +13,8 @@ The engine runs on an event loop in a thread of its own, so its reaper runs and 
 alive while the script computes. Any number of threads may use it. A service that has an event loop
 opens the store there, and gives its threads ``engine.sync``.
 
-A journal likewise: ``open_journal`` here, ``journal.threads`` beside an event loop.
+A journal likewise: ``open_journal`` here, ``journal.threads`` beside an event loop; ``open_tailer``
+reads one that another process writes.
 """
 
 from __future__ import annotations
@@ -35,8 +36,17 @@ if TYPE_CHECKING:
     from .segments.journal.retention import Retention
     from .segments.journal.roll import Roll
     from .segments.journal.sync_journal import SyncJournal
+    from .segments.journal.sync_tailer import SyncTailer
 
-__all__ = ["SyncEngine", "SyncJournal", "connect", "open", "open_journal"]
+__all__ = [
+    "SyncEngine",
+    "SyncJournal",
+    "SyncTailer",
+    "connect",
+    "open",
+    "open_journal",
+    "open_tailer",
+]
 
 
 def open(
@@ -212,6 +222,50 @@ def open_journal(
     )
 
 
+def open_tailer(
+    path: str | os.PathLike[str],
+    name: str | None = None,
+    *,
+    start: Literal["start", "end"] | int = "start",
+    wait: float | None = None,
+    clock: Clock | None = None,
+) -> SyncTailer:
+    """Read the journal at ``path`` beside whoever writes it, in this process or another; blocks.
+
+    ::
+
+        with lodeq.sync.open_tailer("var/events", "mailer") as tailer:
+            for record in tailer:
+                ...
+
+    It writes nothing, but for the place of a named tailer: the first at once. It looks for
+    more five times a second. ``Ctrl-C`` ends a wait; the tailer is then where it was. A ``close``
+    from another thread ends a blocked ``read`` with ``ClosedError``, and a ``for`` loop.
+
+    Args:
+        path: the journal's folder.
+        name: under which the tailer's position is kept, 1 to 64 of a-z, 0-9, ``_`` and ``-``; None:
+            it is not kept.
+        start: where a tailer without a kept position begins: a record's number, ``start`` or
+            ``end``.
+        wait: seconds after which a ``for`` loop ends that gets no more; None: it goes on until the
+            tailer is closed.
+        clock: None uses the machine's.
+
+    Raises:
+        StorePathError: there is no folder.
+        UsageError: of ``start``.
+        InvalidNameError, CorruptionError: of the name, or of the place stored under it.
+        StorageError: the place cannot be read or written.
+
+    **Durability.** A stored place survives the process. A power cut may take it back a little.
+    **Cancellation.** Interrupted, the tailer is closed again as soon as it is open.
+    """
+    from .segments.journal.sync_tailer import open_in_thread  # noqa: PLC0415
+
+    return open_in_thread(path, name, start=start, wait=wait, clock=clock)
+
+
 if not TYPE_CHECKING:  # type checkers would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
@@ -220,6 +274,8 @@ if not TYPE_CHECKING:  # type checkers would take any name for one of ours
             from .repository.api.threads import sync_engine as module  # noqa: PLC0415
         elif name == "SyncJournal":
             from .segments.journal import sync_journal as module  # noqa: PLC0415
+        elif name == "SyncTailer":
+            from .segments.journal import sync_tailer as module  # noqa: PLC0415
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
         found = getattr(module, name)

@@ -33,6 +33,8 @@ class Retention:
         seconds: A file goes when its newest record is older.
         bytes: Of all log files together.
         records: Of all log files together.
+        files: So many log files are kept at most, the one being written included; at least 1, and
+            not below ``files_min``.
         files_min: So many files are kept whatever the bounds say; at least 1.
         tailers: Keep what a named tailer has not read. False deletes it all the same: the tailer is
             then gets a gap.
@@ -41,6 +43,7 @@ class Retention:
     seconds: float | None = None
     bytes: int | None = None
     records: int | None = None
+    files: int | None = None
     files_min: int = 1
     tailers: bool = True
 
@@ -48,6 +51,8 @@ class Retention:
         bounds = (self.seconds, self.bytes, self.records)
         if any(bound is not None and not bound >= 0 for bound in bounds) or self.files_min < 1:
             raise UsageError(f"{self!r}: bounds are not negative, and at least one file is kept")
+        if self.files is not None and self.files < self.files_min:
+            raise UsageError(f"{self!r}: files is at least files_min, {self.files_min}")
 
 
 def roll_for(retention: Retention | None) -> Roll:
@@ -95,7 +100,8 @@ def due_files(
         is_old = retention.seconds is not None and newest_us + retention.seconds * 1e6 <= now_us
         is_much = retention.bytes is not None and sum(sizes[i:]) > retention.bytes
         is_many = retention.records is not None and following - starts[i] > retention.records
-        if not (is_old or is_much or is_many) or end > needed:
+        is_one_too_many = retention.files is not None and len(files) - i > retention.files
+        if not (is_old or is_much or is_many or is_one_too_many) or end > needed:
             break
         due.append(files[i])
     return due

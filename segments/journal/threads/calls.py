@@ -7,15 +7,25 @@ during the wait cancels the call on the loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ....engine.runtime.event_loop import Spawner, TaskHandle
 from ....errors import ClosedError
-from .intake import Intake, ThreadWait
+from .intake import ThreadWait
 
-__all__ = ["JournalCall", "JournalCalls"]
+__all__ = ["CallGate", "JournalCall", "JournalCalls"]
 
 T = TypeVar("T")
+
+
+class CallGate(Protocol):
+    """Who may call, and how a thread waits: the intake of a journal, or a tailer's own loop."""
+
+    def check(self, *, is_last: bool = False) -> None:
+        """Raise unless threads may call; with ``is_last``, also after the end."""
+
+    def wait(self, wait: ThreadWait) -> None:
+        """Wait until it is done; raise its error, or ``ClosedError`` if the loop has ended."""
 
 
 class JournalCall(Generic[T]):
@@ -72,9 +82,9 @@ class JournalCall(Generic[T]):
 class JournalCalls:
     """Runs coroutines on the journal's loop, for threads that may block."""
 
-    def __init__(self, spawner: Spawner, intake: Intake) -> None:
+    def __init__(self, spawner: Spawner, gate: CallGate) -> None:
         self._spawner = spawner
-        self._intake = intake
+        self._gate = gate
 
     def new(self, main: Callable[[], Coroutine[Any, Any, T]]) -> JournalCall[T]:
         """A call of ``main``, not begun."""
@@ -94,11 +104,11 @@ class JournalCalls:
         Durability: that of the call.
         Cancellation: an interrupted wait cancels the call.
         """
-        self._intake.check(is_last=is_last)
+        self._gate.check(is_last=is_last)
         try:
             if self._spawner.call_soon_threadsafe(call.start) is None:
                 raise ClosedError("the journal's event loop is closed")
-            self._intake.wait(call.over)
+            self._gate.wait(call.over)
         except BaseException:
             call.end()
             raise

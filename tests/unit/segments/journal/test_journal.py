@@ -208,6 +208,10 @@ def firsts(journal: Journal) -> list[int]:
         (Retention(bytes=410), [8, 9, 10]),
         (Retention(records=0, files_min=5), [6, 7, 8, 9, 10]),
         (Retention(records=0), [10]),
+        (Retention(files=4), [7, 8, 9, 10]),
+        (Retention(files=1), [10]),
+        (Retention(files=10), list(range(1, 11))),
+        (Retention(files=4, records=3), [8, 9, 10]),
         (Retention(), list(range(1, 11))),
     ],
 )
@@ -390,6 +394,24 @@ async def test_retention_works_by_itself(tmp_path: Path) -> None:
 
 
 @on_loop
+async def test_a_count_of_files_holds_by_itself_and_waits_for_named_tailers(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with opened(
+        tmp_path / "j", clock=clock, roll=Roll(records=1), retention=Retention(files=2)
+    ) as journal:
+        await fill(journal, clock, 10)
+        await until(lambda: firsts(journal) == [9, 10])
+        mailer = journal.tailer("mailer")
+        await fill(journal, clock, 3)
+        assert journal.trim() == []
+        assert firsts(journal) == [9, 10, 11, 12, 13]
+        await mailer.read()
+        mailer.store()
+        journal.trim()
+        assert firsts(journal) == [12, 13]
+
+
+@on_loop
 async def test_a_full_disk_says_what_became_of_the_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -502,6 +524,8 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
         lambda: Roll(records=0),
         lambda: Retention(records=-1),
         lambda: Retention(files_min=0),
+        lambda: Retention(files=0),
+        lambda: Retention(files=2, files_min=3),
     ):
         with pytest.raises(lodeq.UsageError):
             make()
