@@ -6,7 +6,7 @@ of the three is in the record's flags, so a value comes back as what it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -67,20 +67,23 @@ class PackedBytes(bytes):
 
 
 def _wrong_at(value: Any) -> str:
-    """The place of the first part that msgpack does not carry: ``['at'][2]``; empty if unknown."""
+    """The place of the first part that msgpack does not carry; empty if unknown.
+
+    ``.values()[0][2]``: by numbers, since keys are payload, which stands in no error.
+    """
     path = ""
     for _ in range(DEPTH_SHOWN):
         if isinstance(value, dict):
-            parts: Iterable[tuple[Any, Any]] = value.items()
+            parts, at = iter(value.values()), ".values()"
         elif isinstance(value, list | tuple):
-            parts = enumerate(value)
+            parts, at = iter(value), ""
         else:
             break
-        for step, part in islice(parts, PARTS_TRIED):
+        for step, part in enumerate(islice(parts, PARTS_TRIED)):
             try:
                 msgpack.packb(part, datetime=True)
             except (TypeError, ValueError, OverflowError, RecursionError):
-                path, value = f"{path}[{step!r:.60}]", part
+                path, value = f"{path}{at}[{step}]", part
                 break
         else:
             break
