@@ -43,6 +43,7 @@ from .errors import (
     LogRolledBackError,
     NotLeaderError,
     OpenError,
+    PayloadNotLoadedError,
     PayloadTooLargeError,
     QueueFullError,
     RecordCorruptError,
@@ -110,6 +111,7 @@ if TYPE_CHECKING:
     )
     from .repository.model.workers import CronTick, RunningTask, WorkerReport
     from .repository.tasks.lease import Lease
+    from .repository.tasks.streamed_payloads import PayloadReader
 
     COMPILED: bool  # whether the hot path runs compiled
 
@@ -165,6 +167,8 @@ __all__ = [
     "OpenError",
     "OpenHandle",
     "Part",
+    "PayloadNotLoadedError",
+    "PayloadReader",
     "PayloadTooLargeError",
     "Progress",
     "PublishedFunction",
@@ -268,6 +272,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "WorkflowPage",
     ),
     "repository.model.workers": ("CronTick", "RunningTask", "WorkerReport"),
+    "repository.tasks.streamed_payloads": ("PayloadReader",),
     "repository.tasks.lease": ("Lease",),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}

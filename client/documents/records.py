@@ -151,7 +151,7 @@ def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, session:
     doc: dict[str, Any] = {}
     codec = codecs.get(task.queue or queue)
     limits = session.limits
-    form.put(doc, "payload", stored_value(task.payload, codec, limits.payload_bytes_max, "payload"))
+    form.put(doc, "payload", stored_value(task.payload, codec, limits.value_bytes_max, "payload"))
     if task[1:] == _PLAIN[1:]:
         return doc
     for name in ("queue", "tenant", "priority", "on_conflict", "max_attempts"):

@@ -13,8 +13,9 @@ from typing import Any, Final
 import msgpack
 
 from ...engine.records.compression import inflate
+from ...engine.records.task import WHOLE_BYTES_MAX
 from ...errors import PayloadTooLargeError, RecordCorruptError, UsageError
-from .values import Codec, Deferred
+from .values import PAYLOAD_BYTES_MAX, Codec, Deferred
 
 __all__ = [
     "CODEC",
@@ -29,6 +30,7 @@ __all__ = [
     "encode_headers",
     "encode_value",
     "stored_value",
+    "too_large",
 ]
 
 RAW, MSGPACK, CODEC = 0, 1, 2
@@ -99,13 +101,27 @@ def encode_value(value: Any, codec: Codec | None, limit: int, what: str) -> tupl
                     f"{what} could not be read again ({exc}): times are of the years 1 to 9999"
                 ) from exc
     if len(data) > limit:
+        raise too_large(what, len(data), limit)
+    if len(data) > WHOLE_BYTES_MAX and type(value) is not bytes:
         raise PayloadTooLargeError(
-            f"{what} is {len(data)} bytes, the limit is {limit}: store it elsewhere and enqueue "
-            f"a reference, or open the store with limits=lodeq.Limits({what}_bytes_max=…)",
+            f"{what} is {len(data)} bytes once it is packed, and above {WHOLE_BYTES_MAX} only "
+            "bytes are taken: pack it in a thread and enqueue the bytes, or use enqueue_stream",
             size_bytes=len(data),
-            limit_bytes=limit,
+            limit_bytes=WHOLE_BYTES_MAX,
         )
     return kind, data
+
+
+def too_large(what: str, size: int, limit: int) -> PayloadTooLargeError:
+    """The error for a value above its limit, with what to do."""
+    highest = PAYLOAD_BYTES_MAX if what == "payload" else WHOLE_BYTES_MAX
+    raised = f", or open the store with limits=lodeq.Limits({what}_bytes_max=…)"
+    return PayloadTooLargeError(
+        f"{what} is {size} bytes, the limit is {limit}: store it elsewhere and enqueue "
+        f"a reference{raised if limit < highest else ''}",
+        size_bytes=size,
+        limit_bytes=limit,
+    )
 
 
 def decode_value(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ....engine.records.task import created_us
-from ....errors import LodeqError, RecordCorruptError
+from ....errors import LodeqError, PayloadNotLoadedError, RecordCorruptError
 from ....repository.api.direct_calls import ClaimOutcome
 from ....repository.api.queue import Queue as EngineQueue
 from ....repository.model.arguments import duration_s
@@ -219,7 +219,7 @@ def _lease_entries(leases: Sequence[Lease]) -> list[Any]:
     for lease in leases:
         try:
             kind, data, headers = lease.stored
-        except RecordCorruptError:  # raised where the payload is read, as from an embedded engine
+        except (RecordCorruptError, PayloadNotLoadedError):  # raised where the payload is read
             kind, data, headers = MSGPACK, b"", b""
         entries.append(
             (

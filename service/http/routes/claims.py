@@ -14,6 +14,7 @@ from ....errors import (
     LeaseLostError,
     LodeqError,
     NotLeaderError,
+    PayloadNotLoadedError,
     RecordCorruptError,
     UsageError,
 )
@@ -137,7 +138,7 @@ def lease_doc(form: Form, lease: Lease) -> dict[str, Any]:
     }
     try:
         kind, data, headers = lease.stored
-    except RecordCorruptError:  # raised where the payload is read, as from an embedded engine
+    except (RecordCorruptError, PayloadNotLoadedError):  # raised where the payload is read
         kind, data, headers = MSGPACK, b"", b""
     form.put(doc, "payload", Stored(kind, data))
     if headers:

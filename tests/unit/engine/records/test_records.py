@@ -326,7 +326,7 @@ FORMATS = {
             version=st.integers(small.FORMAT_OLDEST, small.FORMAT_VERSION),
         ),
         small.Stamp(1, 4, 1, ID),
-        "4d03010004000100000102030405060708090a0b0c0d0e0f4134d6ddee3473d2",
+        "4d04010004000100000102030405060708090a0b0c0d0e0f59e1999ac218dfca",
     ),
     "open": Format(
         small.encode_open, small.decode_open, u64, 7, "4f0100000700000000000000360a48866e306707"
