@@ -214,10 +214,10 @@ class BodyFiles:
 
     def remove_left_parts(self) -> None:
         """Remove what a crash has left of streamed bodies. In any thread; blocks."""
-        while self.left_parts:
+        for number in list(self.left_parts):  # another pass may be at it: no number comes again
             with suppress(OSError):  # it is tried again after the next open
-                os.unlink(self.path(self.left_parts[-1]) + PART_SUFFIX)
-            self.left_parts.pop()
+                os.unlink(self.path(number) + PART_SUFFIX)
+        self.left_parts.clear()
 
     def seal(self) -> None:
         """Nothing more goes to the current file."""

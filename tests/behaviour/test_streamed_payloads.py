@@ -2,6 +2,9 @@
 
 import asyncio
 import os
+import subprocess
+import sys
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -15,6 +18,7 @@ import lodeq
 from lodeq import Limits, NewTask
 from lodeq.engine.records.keyspace import BODY, BODY_AT, BODY_AT_END, BODY_END
 from lodeq.engine.records.task import WHOLE_BYTES_MAX
+from lodeq.repository.api.in_place_reshard import reshard
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
 
@@ -325,3 +329,94 @@ async def test_no_turn_takes_long(tmp_path: Path) -> None:
             await collected(engine)
         assert len(leases) == 4
         assert longest.ms < 20, (longest.ms, longest.what)
+
+
+# -- what is done to a whole store -----------------------------------------------------------
+
+
+def test_checkpoint_restore_reshard_and_compact_keep_them(tmp_path: Path) -> None:
+    payloads = {n: bytes([n]) * (4 * MIB) for n in range(6)}
+    root = tmp_path / "s"
+
+    @on_loop
+    async def fill() -> None:
+        async with opened(tmp_path) as engine:
+            for n, payload in payloads.items():
+                await engine.queue("q").enqueue(payload, headers={"n": n})
+            await engine.checkpoint(tmp_path / "c")
+            for lease in await engine.queue("q").claim(limit=2):
+                await lease.complete()
+
+    @on_loop
+    async def check(path: Path, wanted: set[int], shards: int) -> None:
+        async with lodeq.open(path, limits=LIMITS) as engine:
+            await collected(engine)
+            tasks = await engine.queue("q").list("ready")
+            assert {task.headers["n"] for task in tasks} == wanted
+            for task in tasks:
+                assert await engine.read_payload(task.id) == payloads[task.headers["n"]]
+            assert (await engine.verify()).ok
+        folders = [path / f"bodies{shard}" for shard in range(shards)]
+        count = sum(len(os.listdir(folder)) for folder in folders if folder.exists())
+        assert count == len(wanted)
+
+    fill()
+    lodeq.restore(tmp_path / "c", tmp_path / "r")
+    check(tmp_path / "r", set(payloads), 1)
+    tracemalloc.start()
+    reshard(root, 3)
+    assert tracemalloc.get_traced_memory()[1] < 3 * MIB  # none of them as a whole
+    tracemalloc.stop()
+    check(root, set(payloads) - {0, 1}, 3)
+
+
+# -- memory ----------------------------------------------------------------------------------
+
+CHILD = """
+import asyncio, resource, sys
+import lodeq
+
+N, SLICES = 200, 16
+
+
+async def slices(n, all_here):
+    yield bytes([n]) * (256 << 10)
+    await all_here.wait()  # every one of them has begun
+    for _ in range(SLICES - 1):
+        yield bytes([n]) * (256 << 10)
+
+
+async def main():
+    async with lodeq.open(sys.argv[1]) as engine:
+        queue = engine.queue("q")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        all_here = asyncio.Barrier(N)
+        await asyncio.gather(*(queue.enqueue_stream(slices(n, all_here)) for n in range(N)))
+        leases = []
+        while len(leases) < N:
+            leases += await queue.claim(limit=N, lease=600)
+
+        async def take(lease):
+            async with lease:
+                async with await lease.open_payload() as reader:
+                    first = await reader.read(1)
+                    await all_here.wait()
+                    size = len(first)
+                    async for data in reader:
+                        assert set(data) == set(first)
+                        size += len(data)
+                    assert size == SLICES * (256 << 10)
+
+        await asyncio.gather(*map(take, leases))
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_of_two_hundred_under_way_a_slice_each_is_in_memory(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CHILD, str(tmp_path / "s")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert int(done.stdout) << 10 < 250 * MIB  # all of them have 800 MiB
