@@ -59,6 +59,7 @@ __all__ = [
     "pack_task_times",
     "payload_of",
     "plain_packer",
+    "raw_bytes_of",
     "record_face",
     "record_id_in",
     "slim_record",
@@ -301,9 +302,15 @@ def has_body(record: bytes | None) -> bool:
     return record is not None and len(record) > 2 and record[2] & BODY_FLAG != 0
 
 
+def raw_bytes_of(record: bytes) -> int:
+    """Bytes of the payload before compression, as an encoded record says."""
+    size: int = _U32.unpack_from(record, 104)[0]
+    return size
+
+
 def is_streamed(record: bytes) -> bool:
     """Whether the payload of an encoded record that was checked is a streamed one."""
-    return record[2] & BODY_FLAG != 0 and _U32.unpack_from(record, 104)[0] > WHOLE_BYTES_MAX
+    return record[2] & BODY_FLAG != 0 and raw_bytes_of(record) > WHOLE_BYTES_MAX
 
 
 def is_streamed_task(task: TaskRecord) -> bool:

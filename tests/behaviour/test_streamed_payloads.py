@@ -16,9 +16,13 @@ from support_turns import longest_callback
 
 import lodeq
 from lodeq import Limits, NewTask
+from lodeq.engine.bulk.arrow.columns import read_columns
+from lodeq.engine.bulk.ranges import key_ranges
+from lodeq.engine.bulk.reader import open_shard
 from lodeq.engine.records.keyspace import BODY, BODY_AT, BODY_AT_END, BODY_END
 from lodeq.engine.records.task import WHOLE_BYTES_MAX
 from lodeq.repository.api.in_place_reshard import reshard
+from lodeq.segments.bodies.reader import BodyReader
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
 
@@ -368,6 +372,38 @@ def test_checkpoint_restore_reshard_and_compact_keep_them(tmp_path: Path) -> Non
     assert tracemalloc.get_traced_memory()[1] < 3 * MIB  # none of them as a whole
     tracemalloc.stop()
     check(root, set(payloads) - {0, 1}, 3)
+
+
+@pytest.mark.slow
+def test_columns_have_them_a_bounded_number_at_a_time(tmp_path: Path) -> None:
+    @on_loop
+    async def fill() -> None:
+        async with opened(tmp_path) as engine:
+            for n in range(6):
+                await engine.queue("q").enqueue(bytes([n]) * (4 * MIB))
+                await engine.queue("q").enqueue(b"small")
+
+    fill()
+    bodies = BodyReader.of(str(tmp_path / "s" / "bodies0"))
+    with open_shard(str(tmp_path / "s"), 0) as reader:
+        batches = [
+            batch
+            for one in key_ranges(reader, "tasks")
+            for batch in read_columns(
+                reader,
+                one,
+                "tasks",
+                ["payload", "payload_bytes"],
+                bodies=lambda _, row: bodies.read_row(row),
+            )
+        ]
+    bodies.close()
+    found = [row for batch in batches for row in batch.to_pylist()]
+    assert sum(row["payload"] == b"small" for row in found) == 6
+    large = [row for row in found if row["payload"] != b"small"]
+    assert sorted(row["payload"][0] for row in large) == list(range(6))
+    assert {len(row["payload"]) for row in large} == {row["payload_bytes"] for row in large}
+    assert max(batch.nbytes for batch in batches) < 9 * MIB
 
 
 # -- memory ----------------------------------------------------------------------------------
