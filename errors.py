@@ -136,6 +136,10 @@ class PayloadNotLoadedError(UsageError):
     whole, ``open_payload`` gives it in slices.
     """
 
+    def __init__(self, message: str, *, size_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.size_bytes = size_bytes
+
 
 class LimitError(UsageError):
     """Another limit is exceeded, for example the size of a batch with ``atomic=True``.

@@ -12,9 +12,10 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ...engine.records.policy import Policy, decode_policy
+from ...engine.records.task import WHOLE_BYTES_MAX
 from ...engine.runtime.task_id import TaskId
 from ...engine.values import Finding, Health, LatencySummary
-from ...errors import UsageError
+from ...errors import PayloadNotLoadedError, UsageError
 from ...repository.model.arguments import check_after, check_retry, duration_s, shard_key_bytes
 from ...repository.model.codec import (
     MSGPACK,
@@ -23,6 +24,7 @@ from ...repository.model.codec import (
     deferred_headers,
     deferred_value,
     encode_value,
+    not_loaded_yet,
 )
 from ...repository.model.faces import NO_LABELS, face_fields, packed_face
 from ...repository.model.queue_settings import QueueSettings
@@ -276,6 +278,7 @@ class Granted(NamedTuple):
     function: str = ""
     preview: str = ""
     labels: Mapping[str, str] = NO_LABELS
+    payload_bytes: int = 0  # above ``WHOLE_BYTES_MAX``: ``payload`` is not in it
 
     def __repr__(self) -> str:
         return f"<Granted {self.task_id} epoch={self.epoch}>"  # not the token
@@ -298,6 +301,7 @@ class Granted(NamedTuple):
             form.take(doc, "payload") or Stored(0, b""),
             form.take(doc, "headers"),
             *_face_of(doc),
+            payload_bytes=doc.get("payload_bytes", 0),  # older: none
         )
 
 
@@ -326,7 +330,13 @@ def task_doc(form: Form, task: Task, codec: Codec | None) -> dict[str, Any]:
     if task.progress is not None:
         fraction, note, at = task.progress
         doc["progress"] = {"fraction": fraction, "note": note, "at": when_text(at)}
-    form.put(doc, "payload", stored_value(task.payload, codec, _NO_LIMIT, "payload"))
+    try:
+        stored = stored_value(task.payload, codec, _NO_LIMIT, "payload")
+    except PayloadNotLoadedError as exc:
+        doc["payload_bytes"] = exc.size_bytes
+    else:
+        doc["payload_bytes"] = 0 if task.payload is None else len(stored.data)
+        form.put(doc, "payload", stored)
     if isinstance(task.headers, PackedBytes):
         if task.headers:
             form.put(doc, "headers", Stored(MSGPACK, task.headers))
@@ -347,7 +357,9 @@ def task_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Task:
         doc["priority"],
         doc["attempts"],
         _at(doc["enqueued_at"]),
-        payload=deferred(form.take(doc, "payload"), codecs.get(doc["queue"])),
+        payload=not_loaded_yet(TaskId(doc["id"]), doc["payload_bytes"])
+        if doc.get("payload_bytes", 0) > WHOLE_BYTES_MAX
+        else deferred(form.take(doc, "payload"), codecs.get(doc["queue"])),
         headers={} if headers is None else deferred_headers(headers.data),
         due_at=when(doc["due_at"]),
         expires_at=when(doc["expires_at"]),

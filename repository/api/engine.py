@@ -26,12 +26,12 @@ from ...errors import (
     PayloadNotLoadedError,
     UsageError,
 )
-from ...segments.bodies.streams import SLICE_BYTES
 from ..background.body_migration import migrate_bodies
 from ..background.run_to_completion import run_to_completion
 from ..bulk.purge import purge_archived
 from ..model.arguments import SNAPSHOT_S, age_s, duration_s, length_s, listed, names_of
 from ..model.calls.functions import PublishedFunction
+from ..model.codec import SLICE_BYTES, check_slice
 from ..model.encoded_tasks import TaskTemplate
 from ..model.filters import (
     COUNT_LOOKS_MAX,
@@ -87,7 +87,7 @@ from ..tasks.operators import functions as published
 from ..tasks.operators.history import HistoryFilter, attempts, history, tenant_or_all
 from ..tasks.operators.queue_settings import configure as set_rules
 from ..tasks.operators.queue_settings import settings_of
-from ..tasks.streamed_payloads import PayloadReader, check_slice
+from ..tasks.streamed_payloads import PayloadReader
 from . import workflow_calls
 from .queue import (
     LEASE_S,

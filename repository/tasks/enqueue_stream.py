@@ -14,8 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from ...engine.records.task import NO_GHOST, WHOLE_BYTES_MAX
 from ...errors import UsageError
-from ...segments.bodies.streams import SLICE_BYTES
-from ..model.codec import too_large
+from ..model.codec import SLICE_BYTES, too_large
 from ..model.encoded_tasks import EncodedTask, TaskTemplate, encoded_task
 from ..model.task_options import PRIORITY_DEFAULT
 from ..model.values import NewTask, Receipt

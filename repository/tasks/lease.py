@@ -19,9 +19,8 @@ from ...engine.records.task import (
     record_id_in,
 )
 from ...errors import LeaseLostError
-from ...segments.bodies.streams import SLICE_BYTES
 from ..model.arguments import duration_s
-from ..model.codec import decode_headers, decode_value
+from ..model.codec import SLICE_BYTES, check_slice, decode_headers, decode_value, not_loaded
 from ..model.encoded_tasks import to_datetime
 from ..model.faces import labels_of
 from ..model.values import Duration, NewTask
@@ -31,8 +30,6 @@ from .enqueue import check_durable
 from .in_line import complete_in_line
 from .streamed_payloads import (
     PayloadReader,
-    check_slice,
-    not_loaded,
     open_streamed,
 )
 from .task_end import give_back
@@ -181,6 +178,12 @@ class Lease(LeaseState):
             raise not_loaded(self.task_id, raw_bytes)
         data = inflate(flags >> 2 & 3, record[payload_at:-8], raw_bytes)
         return flags & 3, data, record[start:end]
+
+    @property
+    def stored_headers(self) -> bytes:
+        """The headers' bytes, nothing decoded."""
+        _, start, end, _, _, record = self._part()
+        return record[start:end]
 
     @property
     def headers(self) -> Mapping[str, Any]:

@@ -7,8 +7,7 @@ never rests on somebody else's unfinished commit.
 from __future__ import annotations
 
 from datetime import datetime
-from functools import partial
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, Literal
 
 from ...engine.records.compression import inflate
 from ...engine.records.frame import attempt
@@ -30,16 +29,22 @@ from ...engine.records.task import TaskRecord, created_us, is_streamed_task
 from ...engine.records.workflow import HELD_MS
 from ...engine.runtime.task_id import TaskId
 from ...errors import CorruptionError, TaskNotFoundError
-from ..model.codec import PackedBytes, deferred_headers, deferred_value, stored_value
+from ..model.codec import (
+    PackedBytes,
+    deferred_headers,
+    deferred_value,
+    not_loaded_yet,
+    stored_value,
+)
 from ..model.encoded_tasks import to_datetime
 from ..model.faces import face_fields
-from ..model.values import Deferred, Progress, Result, Task
+from ..model.values import Progress, Result, Task
 from ..state.engine_state import EngineState
 from ..state.lease_state import LeaseState
 from ..state.queue_state import Shard
 from ..state.rows.task_location import is_alive, read_task, state_name, task_location
 from .follower import foreign_lease
-from .streamed_payloads import PayloadReader, not_loaded, open_streamed
+from .streamed_payloads import PayloadReader, open_streamed
 from .task_end import DAMAGED, sound_task
 
 __all__ = [
@@ -112,12 +117,12 @@ def task_of(
         value = task.flags & 3, task.flags >> 2 & 3, task.payload, task.raw_bytes
         if payloads == "decoded":
             if is_apart:
-                payload = Deferred(b"", partial(_not_loaded, task_id, task.raw_bytes))
+                payload = not_loaded_yet(task_id, task.raw_bytes)
             else:
                 payload = deferred_value(*value, core.codecs.get(task.queue))
             headers = deferred_headers(task.headers)
         else:
-            payload = None if is_apart else stored_value(*value)
+            payload = not_loaded_yet(task_id, task.raw_bytes) if is_apart else stored_value(*value)
             # As ``client.documents.records.task_doc`` takes them.
             headers = PackedBytes(task.headers)
     return Task(
@@ -140,10 +145,6 @@ def task_of(
         **face_fields(task.face),
         progress=progress,
     )
-
-
-def _not_loaded(task_id: bytes, size: int, _: bytes) -> NoReturn:
-    raise not_loaded(task_id, size)
 
 
 def finished_task(task_id: bytes, r: ResultRecord, position: bytes = b"") -> Task:

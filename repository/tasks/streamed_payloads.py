@@ -15,22 +15,20 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Final, Self
+from zlib import crc32
 
 from ...engine.records.rows import BodyRow
 from ...engine.records.task import WHOLE_BYTES_MAX
 from ...engine.runtime.shielded import await_shielded, obtain
-from ...engine.runtime.task_id import TaskId
 from ...errors import (
     ClosedError,
-    PayloadNotLoadedError,
     PayloadTooLargeError,
     RecordCorruptError,
     SegmentCorruptError,
-    UsageError,
 )
-from ...segments.bodies.streams import SLICE_BYTES, StreamReader, StreamWriter
+from ...segments.bodies.streams import StreamReader, StreamWriter
+from ..model.codec import SLICE_BYTES
 from ..model.encoded_tasks import EncodedTask
-from ..model.values import PAYLOAD_BYTES_MAX
 from ..state.bodies import Bodies
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
@@ -38,8 +36,6 @@ from ..state.queue_state import Shard
 __all__ = [
     "PayloadReader",
     "PayloadWriter",
-    "check_slice",
-    "not_loaded",
     "open_streamed",
     "write_streamed",
 ]
@@ -170,20 +166,6 @@ async def write_streamed(
         item.body_row = row
 
 
-def not_loaded(task_id: bytes, size: int) -> PayloadNotLoadedError:
-    """The error where a streamed payload is asked for like a small one."""
-    return PayloadNotLoadedError(
-        f"the payload of task {TaskId(task_id)} has {size} bytes and is not in memory: await "
-        "read_payload(), or iterate over what open_payload() returns"
-    )
-
-
-def check_slice(slice_bytes: object) -> None:
-    """Raises UsageError."""
-    if type(slice_bytes) is not int or not 1 <= slice_bytes <= PAYLOAD_BYTES_MAX:
-        raise UsageError(f"slice_bytes must be 1 to {PAYLOAD_BYTES_MAX}, not {slice_bytes!r}")
-
-
 class PayloadReader:
     """The payload of one task, in slices. ``async with`` it, or ``aclose`` it.
 
@@ -230,6 +212,24 @@ class PayloadReader:
         except SegmentCorruptError as exc:
             raise RecordCorruptError(str(exc)) from exc
         return data
+
+    async def part(self, offset: int, most: int) -> tuple[int, bytes]:
+        """CRC-32 of the whole payload, and a part of it. Whoever has all parts compares.
+
+        Args:
+            offset: of the part, in bytes.
+            most: its bytes; fewer at the end.
+
+        Raises:
+            StorageError: the disk failed.
+
+        Durability: nothing is written. Cancellation: changes nothing.
+        """
+        if self._file is None:
+            return crc32(self._rest), bytes(self._rest[offset : offset + most])
+        part = partial(self._file.part, offset, most)
+        data: bytes = await self._core.spawner.run_in_thread(part)
+        return self._file.sum, data
 
     async def aclose(self) -> None:
         """Let go of the file. Idempotent.

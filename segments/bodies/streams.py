@@ -21,7 +21,7 @@ from ...engine.files.durable_files import sync_data
 from ...errors import SegmentCorruptError, StorageError
 from ..formats.checksums import crc32
 from ..formats.sqs import HEADER, HEADER_BYTES, Sqs
-from ..formats.sqs_search import CHECKED, CHECKED_BYTES, CRC_AT
+from ..formats.sqs_search import CHECKED, CHECKED_BYTES, CRC_AT, crc_of_both
 from .layout import Location
 
 __all__ = ["PART_SUFFIX", "SLICE_BYTES", "StreamReader", "StreamWriter"]
@@ -144,7 +144,7 @@ class StreamReader:
         if size != location.size or head[5:CRC_AT] != record_id:
             self._damaged("another_record")
         self._sum = int.from_bytes(head[CRC_AT:], "big")
-        self._crc = crc32(head[:CRC_AT])
+        self._crc = self._head_crc = crc32(head[:CRC_AT])
 
     def read(self, most: int = SLICE_BYTES) -> bytes:
         """The next bytes; none at the end. The last come only once the checksum has been right.
@@ -176,6 +176,27 @@ class StreamReader:
         if not self.left and self._crc != self._sum:
             self._damaged("bad_checksum")
         return found
+
+    @property
+    def sum(self) -> int:
+        """CRC-32 of the payload, as its head says."""
+        return crc_of_both(self._head_crc, self._sum, self.size)
+
+    def part(self, offset: int, most: int) -> bytes:
+        """Bytes from an offset on, not checked; ``read`` goes on where it was.
+
+        Args:
+            offset: of the payload.
+            most: how many; fewer at the end.
+
+        Raises:
+            StorageError: the disk failed.
+        """
+        at = self._offset + CHECKED_BYTES + offset
+        try:
+            return os.pread(self._fd, max(0, min(most, self.size - offset)), at)
+        except OSError as exc:
+            raise self._error(exc) from exc
 
     def check(self) -> None:
         """Read what is left and keep none of it. Raises as ``read`` does."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ....engine.records.policy import Policy
 from ....engine.runtime.task_id import TaskId
 from ....errors import ClosedError
-from ....segments.bodies.streams import SLICE_BYTES
+from ...model.codec import SLICE_BYTES
 from ...tasks.lease import Lease
 from ...tasks.streamed_payloads import PayloadReader
 from .thread_calls import ThreadTwin, blocking

@@ -43,9 +43,8 @@ PAIRS = [
     (ThreadLeaseStream, SyncRemoteLeaseStream),
 ]
 # What the engine's own modules use of these classes.
-INSIDE = {"twin", "stored"}
-# Of payloads above 3 MiB, which no service takes yet.
-INSIDE |= {"enqueue_stream", "open_payload", "payload_bytes", "read_payload"}
+INSIDE = {"twin", "stored", "stored_headers"}
+INSIDE |= {"enqueue_stream"}  # no service takes payloads above 3 MiB yet: it only hands them out
 # What a lease keeps for the engine, not for its holder.
 KEPT = {
     "bucket",
