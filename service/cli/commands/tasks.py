@@ -323,7 +323,7 @@ async def _hand_out(leases: list[Lease], as_json: bool) -> None:
     """Print each lease. Release those that cannot be printed: nobody else could end them."""
     for n, lease in enumerate(leases):
         try:
-            _print_lease(lease, as_json)
+            _print_lease(lease, await lease.read_payload(), as_json)
             flush()
         except Exception as exc:
             for unseen in leases[n:]:
@@ -335,10 +335,10 @@ async def _hand_out(leases: list[Lease], as_json: bool) -> None:
             raise click.exceptions.Exit(_NOT_ALL) from exc
 
 
-def _print_lease(lease: Lease, as_json: bool) -> None:
+def _print_lease(lease: Lease, payload: Any, as_json: bool) -> None:
     text = grant_text(Grant(lease.task_id, lease.epoch, lease.token))
     if not as_json:
-        print_line(f"{text}  attempt {lease.attempt}  {brief(lease.payload)}")
+        print_line(f"{text}  attempt {lease.attempt}  {brief(payload)}")
         return
     document = {
         "lease": text,
@@ -349,7 +349,7 @@ def _print_lease(lease: Lease, as_json: bool) -> None:
         "priority": lease.priority,
         "deadline": lease.deadline,
         **marked("headers", dict(lease.headers)),
-        **marked("payload", lease.payload),
+        **marked("payload", payload),
     }
     print_json([document])
 

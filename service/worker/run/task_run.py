@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from ....errors import UsageError
+from ....errors import PayloadNotLoadedError, UsageError
 from .batches import Batches
 from .cleanup import RunScope
 from .context import Context, running_in
@@ -228,6 +228,14 @@ async def _forget_cancellations(before: int) -> None:
         task.uncancel()
 
 
+async def _payload_of(lease: Lease) -> Any:
+    """The payload, of any size."""
+    try:
+        return lease.payload
+    except PayloadNotLoadedError:
+        return await lease.read_payload()
+
+
 async def _attempt(
     backend: WorkerBackend,
     handlers: Handlers,
@@ -237,9 +245,12 @@ async def _attempt(
 ) -> Outcome:
     try:
         function, is_named = handlers.find(context.lease)
-        args, kwargs = function.arguments(context.lease, is_named)
+        payload = await _payload_of(context.lease)
+        args, kwargs = function.arguments(payload, is_named)
     except NoSuchFunctionError as error:
         return handlers.elsewhere.give_back(backend.clock, context, error)
+    except anyio.get_cancelled_exc_class():
+        raise
     except BaseException as error:  # noqa: BLE001 - a codec may raise anything
         return Outcome("failed", reason=str(error), error=error)
     context.name = function.name
