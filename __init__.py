@@ -43,6 +43,7 @@ from .errors import (
     LogRolledBackError,
     NotLeaderError,
     OpenError,
+    PayloadNotLoadedError,
     PayloadTooLargeError,
     QueueFullError,
     RecordCorruptError,
@@ -116,6 +117,7 @@ if TYPE_CHECKING:
         WorkerReport,
     )
     from .repository.tasks.lease import Lease
+    from .repository.tasks.streamed_payloads import PayloadReader
 
     COMPILED: bool  # whether the hot path runs compiled
 
@@ -172,6 +174,8 @@ __all__ = [
     "OpenError",
     "OpenHandle",
     "Part",
+    "PayloadNotLoadedError",
+    "PayloadReader",
     "PayloadTooLargeError",
     "Progress",
     "PublishedFunction",
@@ -282,6 +286,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "UnknownFunction",
         "WorkerReport",
     ),
+    "repository.tasks.streamed_payloads": ("PayloadReader",),
     "repository.tasks.lease": ("Lease",),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}

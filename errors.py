@@ -6,6 +6,7 @@
     ├─ UsageError (ValueError)        the call is wrong; nothing was written
     │  ├─ InvalidNameError
     │  ├─ PayloadTooLargeError
+    │  ├─ PayloadNotLoadedError        a streamed payload is read with ``read_payload``
     │  └─ LimitError
     ├─ LeaseLostError                 drop the task: another worker may have it
     ├─ TaskNotFoundError              no such task, or its result has been forgotten
@@ -66,6 +67,7 @@ __all__ = [
     "LogRolledBackError",
     "NotLeaderError",
     "OpenError",
+    "PayloadNotLoadedError",
     "PayloadTooLargeError",
     "QueueFullError",
     "RecordCorruptError",
@@ -125,6 +127,18 @@ class PayloadTooLargeError(UsageError):
         super().__init__(message)
         self.size_bytes = size_bytes
         self.limit_bytes = limit_bytes
+
+
+class PayloadNotLoadedError(UsageError):
+    """A payload above 3 MiB was asked for like a small one. Nothing has changed.
+
+    It is not in memory: ``await lease.read_payload()`` or ``engine.read_payload(id)`` read it
+    whole, ``open_payload`` gives it in slices.
+    """
+
+    def __init__(self, message: str, *, size_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.size_bytes = size_bytes
 
 
 class LimitError(UsageError):

@@ -62,6 +62,7 @@ __all__ = [
     "CLAIM_ID_BYTES",
     "CLOSED",
     "FORM",
+    "PAYLOAD_PART_BYTES_MAX",
     "REDRIVE_ERRORS",
     "Call",
     "QueueTemplate",
@@ -82,6 +83,7 @@ __all__ = [
     "history",
     "list_query",
     "nack",
+    "payload_part",
     "place",
     "progress",
     "proof_of",
@@ -94,6 +96,7 @@ __all__ = [
 ]
 
 FORM: Final = MSGPACK_FORM
+PAYLOAD_PART_BYTES_MAX: Final = 1 << 20  # of a payload, in one answer
 CHUNK_BYTES_MAX: Final = 2 << 20  # of tasks or results in one request
 LEASE_S: Final = 30.0
 CLAIM_ID_BYTES: Final = 16
@@ -563,6 +566,12 @@ def task_call(task_id: AnyId, *, method: str = "GET", what: str = "", **query: s
     """Read or cancel one task by its id."""
     path = f"/tasks/{TaskId(task_id)}{what}"
     return Call(method, path, None, query, is_write=method != "GET", is_repeatable=method == "GET")
+
+
+def payload_part(task_id: AnyId, offset: int, count: int) -> Call:
+    """Read a part of a task's payload; the server gives less if it is too much for one answer."""
+    many = str(min(count, PAYLOAD_PART_BYTES_MAX))
+    return task_call(task_id, what="/payload", offset=str(offset), bytes=many)
 
 
 def list_query(state: str, limit: int, after: Task | None) -> dict[str, str]:

@@ -62,7 +62,7 @@ class FastCalls:
 
     async def enqueue(self, template: QueueTemplate, payload: Any) -> Receipt | None:
         """``Queue.enqueue`` without options."""
-        limit = self._limits.payload_bytes_max
+        limit = self._limits.value_bytes_max
         if type(payload) is bytes and len(payload) <= limit:
             kind, data = 0, payload
         else:
@@ -88,7 +88,7 @@ class FastCalls:
         """``Queue.enqueue_many`` of tasks without options, whose payloads are of one kind."""
         if template.is_all or not 0 < len(tasks) <= self._session.batch_max:
             return None
-        limit, codec = self._limits.payload_bytes_max, template.codec
+        limit, codec = self._limits.value_bytes_max, template.codec
         payloads: list[bytes] = []
         size, first = 0, -1
         for task in tasks:

@@ -7,9 +7,11 @@ from datetime import datetime
 from typing import Any
 
 from ..engine.records.policy import Policy
+from ..engine.records.task import WHOLE_BYTES_MAX
 from ..engine.runtime.clock import SystemClock
 from ..engine.runtime.task_id import TaskId
 from ..errors import LeaseLostError, UsageError
+from ..repository.model.codec import not_loaded
 from ..repository.model.values import Codec
 from .documents.records import Granted, decoded
 
@@ -55,8 +57,19 @@ class LeaseFacts:
 
     @property
     def payload(self) -> Any:
-        """The enqueued payload: bytes as bytes, other values decoded by the codec or msgpack."""
+        """The enqueued payload: bytes as bytes, other values decoded by the codec or msgpack.
+
+        Raises:
+            PayloadNotLoadedError: it has more than 3 MiB: ``read_payload``, ``open_payload``.
+        """
+        if self._granted.payload_bytes > WHOLE_BYTES_MAX:
+            raise not_loaded(self.task_id, self._granted.payload_bytes)
         return decoded(self._granted.payload, self._codec)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the payload, as it was packed and before compression."""
+        return self._granted.payload_bytes or len(self._granted.payload.data)
 
     @property
     def headers(self) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ TWINS = SOURCES / "blocking"
 GENERATED = (
     *("cluster/claims", "cluster/fast_calls", "cluster/nodes", "cluster/spread"),
     "cluster/transport",
-    *("engine_calls", "fast_calls", "lease", "queue", "requests"),
+    *("engine_calls", "fast_calls", "lease", "payload", "queue", "requests"),
 )
 BY_HAND = ("cluster/together", "connect", "engine", "leases", "waits")
 NAMES = {
@@ -43,6 +43,7 @@ NAMES = {
         "RemoteEngine",
         "RemoteLease",
         "RemoteLeaseStream",
+        "RemotePayloadReader",
         "RemoteQueue",
         "RemoteRequests",
         "Workflow",

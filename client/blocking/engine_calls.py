@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 from ...engine.runtime.clock import SystemClock
 from ...engine.runtime.task_id import TaskId
 from ...engine.values import Health, Snapshot
-from ...errors import IncompleteError, TaskNotFoundError, UsageError
+from ...errors import IncompleteError, PayloadNotLoadedError, TaskNotFoundError, UsageError
 from ...repository.model.arguments import SNAPSHOT_S, duration_s, listed
 from ...repository.model.calls.functions import PublishedFunction
+from ...repository.model.codec import SLICE_BYTES, check_slice
 from ...repository.model.filters import (
     COUNT_LOOKS_MAX,
     FOUND_MAX,
@@ -81,6 +83,7 @@ from ..documents.records import (
     task_of,
 )
 from .lease import SyncRemoteLease
+from .payload import SyncRemotePayloadReader, open_remote_payload
 from .queue import SyncRemoteQueue
 from .requests import SyncRemoteRequests, read_whole
 from .waits import in_thread
@@ -250,6 +253,22 @@ class SyncRemoteCalls(SyncRemoteRequests):
         except TaskNotFoundError:
             return None
         return task_of(FORM, doc, self.session.codecs)
+
+    def read_payload(self, task_id: AnyId) -> Any:
+        """See ``Engine.read_payload``, also for Durability and Cancellation."""
+        found = self.get(task_id)
+        if found is not None and found.finished_at is None:
+            with suppress(PayloadNotLoadedError):
+                return found.payload
+        with self.open_payload(task_id) as reader:
+            return reader.read()
+
+    def open_payload(
+        self, task_id: AnyId, *, slice_bytes: int = SLICE_BYTES
+    ) -> SyncRemotePayloadReader:
+        """See ``Engine.open_payload``, also for Durability and Cancellation."""
+        check_slice(slice_bytes)
+        return open_remote_payload(self, TaskId(task_id), slice_bytes)
 
     def result(self, task_id: AnyId, *, wait: Duration = 0.0) -> Result | None:
         """See ``Engine.result``, also for Durability and Cancellation."""

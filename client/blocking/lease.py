@@ -8,14 +8,17 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from ...engine.records.task import WHOLE_BYTES_MAX
 from ...engine.runtime.clock import SystemClock
 from ...errors import LeaseLostError
 from ...repository.model.arguments import duration_s
+from ...repository.model.codec import SLICE_BYTES, check_slice
 from ...repository.model.values import Codec, Duration, NewTask
 from .. import calls
 from ..calls import Call, Session
 from ..documents.records import Granted, when
 from ..lease_facts import LeaseFacts, lost_error
+from .payload import SyncRemotePayloadReader, open_remote_payload
 from .waits import give_back
 
 if TYPE_CHECKING:
@@ -63,6 +66,18 @@ class SyncRemoteLease(LeaseFacts):
                 return self.extend(found[0], sent, length_s)
         doc = self._send(calls.heartbeat(self._granted, seconds))
         return self.extend(when(doc["deadline"]), sent, length_s)
+
+    def read_payload(self) -> Any:
+        """See ``Lease.read_payload``, also for Durability and Cancellation."""
+        if self.payload_bytes <= WHOLE_BYTES_MAX:
+            return self.payload
+        with self.open_payload() as reader:
+            return reader.read()
+
+    def open_payload(self, *, slice_bytes: int = SLICE_BYTES) -> SyncRemotePayloadReader:
+        """See ``Lease.open_payload``, also for Durability and Cancellation."""
+        check_slice(slice_bytes)
+        return open_remote_payload(self._engine, self.task_id, slice_bytes)
 
     def progress(self, fraction: float | None = None, note: str = "") -> None:
         """See ``Lease.progress``, also for Durability and Cancellation."""

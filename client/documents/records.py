@@ -12,9 +12,10 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ...engine.records.policy import Policy, decode_policy
+from ...engine.records.task import WHOLE_BYTES_MAX
 from ...engine.runtime.task_id import TaskId
 from ...engine.values import Finding, Health, LatencySummary
-from ...errors import UsageError
+from ...errors import PayloadNotLoadedError, UsageError
 from ...repository.model.arguments import check_after, check_retry, duration_s, shard_key_bytes
 from ...repository.model.codec import (
     MSGPACK,
@@ -23,6 +24,7 @@ from ...repository.model.codec import (
     deferred_headers,
     deferred_value,
     encode_value,
+    not_loaded_yet,
 )
 from ...repository.model.faces import NO_LABELS, face_fields, packed_face
 from ...repository.model.queue_settings import QueueSettings
@@ -151,7 +153,7 @@ def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, session:
     doc: dict[str, Any] = {}
     codec = codecs.get(task.queue or queue)
     limits = session.limits
-    form.put(doc, "payload", stored_value(task.payload, codec, limits.payload_bytes_max, "payload"))
+    form.put(doc, "payload", stored_value(task.payload, codec, limits.value_bytes_max, "payload"))
     if task[1:] == _PLAIN[1:]:
         return doc
     for name in ("queue", "tenant", "priority", "on_conflict", "max_attempts"):
@@ -278,6 +280,7 @@ class Granted(NamedTuple):
     labels: Mapping[str, str] = NO_LABELS
     dead_at: datetime | None = None  # of a dead letter, as the next one
     reason: str = ""
+    payload_bytes: int = 0  # above ``WHOLE_BYTES_MAX``: ``payload`` is not in it
 
     def __repr__(self) -> str:
         return f"<Granted {self.task_id} epoch={self.epoch}>"  # not the token
@@ -302,6 +305,7 @@ class Granted(NamedTuple):
             *_face_of(doc),
             _at(doc["dead_at"]) if doc.get("dead_at") else None,
             doc.get("reason", ""),
+            payload_bytes=doc.get("payload_bytes", 0),  # older: none
         )
 
 
@@ -330,7 +334,13 @@ def task_doc(form: Form, task: Task, codec: Codec | None) -> dict[str, Any]:
     if task.progress is not None:
         fraction, note, at = task.progress
         doc["progress"] = {"fraction": fraction, "note": note, "at": when_text(at)}
-    form.put(doc, "payload", stored_value(task.payload, codec, _NO_LIMIT, "payload"))
+    try:
+        stored = stored_value(task.payload, codec, _NO_LIMIT, "payload")
+    except PayloadNotLoadedError as exc:
+        doc["payload_bytes"] = exc.size_bytes
+    else:
+        doc["payload_bytes"] = 0 if task.payload is None else len(stored.data)
+        form.put(doc, "payload", stored)
     if isinstance(task.headers, PackedBytes):
         if task.headers:
             form.put(doc, "headers", Stored(MSGPACK, task.headers))
@@ -351,7 +361,9 @@ def task_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Task:
         doc["priority"],
         doc["attempts"],
         _at(doc["enqueued_at"]),
-        payload=deferred(form.take(doc, "payload"), codecs.get(doc["queue"])),
+        payload=not_loaded_yet(TaskId(doc["id"]), doc["payload_bytes"])
+        if doc.get("payload_bytes", 0) > WHOLE_BYTES_MAX
+        else deferred(form.take(doc, "payload"), codecs.get(doc["queue"])),
         headers={} if headers is None else deferred_headers(headers.data),
         due_at=when(doc["due_at"]),
         expires_at=when(doc["expires_at"]),

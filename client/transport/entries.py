@@ -188,6 +188,7 @@ def granted_of(entry: Sequence[Any], queue: str) -> Granted:
         Stored(entry[9], entry[10]),
         None if headers is None else Stored(MSGPACK, headers),
         **(face_fields(entry[13]) if len(entry) > 13 and entry[13] else {}),  # older: none
+        payload_bytes=entry[14] if len(entry) > 14 else len(entry[10]),
     )
 
 

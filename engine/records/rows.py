@@ -110,7 +110,7 @@ __all__ = [
 
 # The version of the whole store, in its stamp; a newer one is refused, an older one from
 # ``FORMAT_OLDEST`` on is upgraded by an open. Records carry their own.
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 4  # leased dead letters; payloads above ``task.WHOLE_BYTES_MAX``
 FORMAT_OLDEST: Final = 1
 FORMAT_KEYED: Final = 2  # from here on dedup hashes are keyed
 

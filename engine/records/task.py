@@ -44,11 +44,14 @@ __all__ = [
     "RECORD_ID_BYTES",
     "TASK_HEAD",
     "TIMES",
+    "WHOLE_BYTES_MAX",
     "TaskRecord",
     "created_us",
     "decode_task",
     "encode_task",
     "has_body",
+    "is_streamed",
+    "is_streamed_task",
     "lease_fields",
     "option_packer",
     "pack_task_head",
@@ -56,6 +59,7 @@ __all__ = [
     "pack_task_times",
     "payload_of",
     "plain_packer",
+    "raw_bytes_of",
     "record_face",
     "record_id_in",
     "slim_record",
@@ -81,6 +85,9 @@ PAYLOAD_AT: Final = TASK_HEAD.size
 NO_GHOST: Final = bytes(16)
 BODY_FLAG: Final = 16
 RECORD_ID_BYTES: Final = 16
+# A payload above it is *streamed*: it lies in a body file of its own, as it was given, and whoever
+# asks for it reads it. No record is ever put together with it.
+WHOLE_BYTES_MAX: Final = 3 << 20
 ATTEMPTS_MAX: Final[int] = 0xFFFF  # all records count attempts in a u16
 _U16, _U32 = struct.Struct("<H"), struct.Struct("<I")
 _KIND: Final = 0x54
@@ -293,6 +300,22 @@ def whole_record(raw: bytes, payload: bytes) -> bytes:
 def has_body(record: bytes | None) -> bool:
     """Whether a record, which may be damaged, says that its payload lies in a file."""
     return record is not None and len(record) > 2 and record[2] & BODY_FLAG != 0
+
+
+def raw_bytes_of(record: bytes) -> int:
+    """Bytes of the payload before compression, as an encoded record says."""
+    size: int = _U32.unpack_from(record, 104)[0]
+    return size
+
+
+def is_streamed(record: bytes) -> bool:
+    """Whether the payload of an encoded record that was checked is a streamed one."""
+    return record[2] & BODY_FLAG != 0 and raw_bytes_of(record) > WHOLE_BYTES_MAX
+
+
+def is_streamed_task(task: TaskRecord) -> bool:
+    """The same of a decoded record."""
+    return task.flags & BODY_FLAG != 0 and task.raw_bytes > WHOLE_BYTES_MAX
 
 
 def payload_of(raw: bytes) -> bytes:

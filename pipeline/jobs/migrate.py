@@ -234,8 +234,8 @@ def _why(entry: Entry, now_ms: int, limits: Limits) -> str | None:
         return "only its dedup key is left"
     if entry.died_ms is not None:
         return "a dead letter: `lodeq import` takes it over as one"
-    if len(entry.payload) > limits.payload_bytes_max:
-        return f"its payload is above {limits.payload_bytes_max:,} bytes"
+    if len(entry.payload) > limits.value_bytes_max:
+        return f"its payload is above {limits.value_bytes_max:,} bytes: `lodeq import` may take it"
     return None
 
 

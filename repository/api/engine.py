@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -17,12 +18,20 @@ from ...engine.bulk.snapshots import list_snapshots
 from ...engine.records.keyspace import check_name
 from ...engine.runtime.task_id import TaskId
 from ...engine.values import Snapshot
-from ...errors import ClosedError, LeaseLostError, LodeqError, NotLeaderError, UsageError
+from ...errors import (
+    ClosedError,
+    LeaseLostError,
+    LodeqError,
+    NotLeaderError,
+    PayloadNotLoadedError,
+    UsageError,
+)
 from ..background.body_migration import migrate_bodies
 from ..background.run_to_completion import run_to_completion
 from ..bulk.purge import purge_archived
 from ..model.arguments import SNAPSHOT_S, age_s, duration_s, length_s, listed, names_of
 from ..model.calls.functions import PublishedFunction
+from ..model.codec import SLICE_BYTES, check_slice
 from ..model.encoded_tasks import TaskTemplate
 from ..model.filters import (
     COUNT_LOOKS_MAX,
@@ -78,6 +87,7 @@ from ..tasks.operators import functions as published
 from ..tasks.operators.history import HistoryFilter, attempts, history, tenant_or_all
 from ..tasks.operators.queue_settings import configure as set_rules
 from ..tasks.operators.queue_settings import settings_of
+from ..tasks.streamed_payloads import PayloadReader
 from . import workflow_calls
 from .queue import (
     LEASE_S,
@@ -91,7 +101,7 @@ from .runtime import EngineRuntime
 from .several_queues import SeveralQueues
 from .statistics import queues_of, stats_of, sums_of
 from .threads.thread_calls import ThreadCalls, ThreadTwin, blocking
-from .threads.thread_leases import ThreadLease
+from .threads.thread_leases import ThreadLease, ThreadPayloadReader
 from .threads.thread_queue import ThreadQueue
 
 if TYPE_CHECKING:
@@ -389,6 +399,41 @@ class Engine:
         """
         self._core.check()
         return await lookup.get(self._core, TaskId(task_id))
+
+    async def read_payload(self, task_id: AnyId) -> Any:
+        """The payload of a task that has not ended, of any size, whole.
+
+        Raises:
+            TaskNotFoundError: there is no such task, or it has ended.
+            RecordCorruptError: it is lost or damaged. StorageError: the disk failed.
+
+        Durability: what it shows is committed. Cancellation: changes nothing.
+        """
+        self._core.check()
+        found = await lookup.get(self._core, TaskId(task_id))
+        if found is not None and found.finished_at is None:
+            with suppress(PayloadNotLoadedError):
+                return found.payload
+        async with await self.open_payload(task_id) as reader:
+            return await reader.read()
+
+    async def open_payload(
+        self, task_id: AnyId, *, slice_bytes: int = SLICE_BYTES
+    ) -> PayloadReader:
+        """The payload of a task that has not ended, of any size, in slices.
+
+        Args:
+            slice_bytes: of each slice; at least 1. See ``Lease.open_payload``.
+
+        Raises:
+            TaskNotFoundError: there is no such task, or it has ended.
+            RecordCorruptError: it is lost or damaged. StorageError: the disk failed.
+
+        Durability: what it shows is committed. Cancellation: changes nothing.
+        """
+        self._core.check()
+        check_slice(slice_bytes)
+        return await lookup.open_payload(self._core, TaskId(task_id), slice_bytes)
 
     async def result(self, task_id: AnyId, *, wait: Duration = 0.0) -> Result | None:
         """The result of a task; None until it has ended.
@@ -1251,6 +1296,16 @@ class ThreadEngine(ThreadTwin[Engine]):
 
     get = blocking(Engine.get)
     """See ``Engine.get``, also for Durability and Cancellation."""
+
+    read_payload = blocking(Engine.read_payload)
+    """See ``Engine.read_payload``, also for Durability and Cancellation."""
+
+    def open_payload(
+        self, task_id: AnyId, *, slice_bytes: int = SLICE_BYTES
+    ) -> ThreadPayloadReader:
+        """See ``Engine.open_payload``, also for Durability and Cancellation."""
+        reader = self._call(self._twin.open_payload, task_id, slice_bytes=slice_bytes)
+        return ThreadPayloadReader(reader, self._call)
 
     attempts = blocking(Engine.attempts)
     """See ``Engine.attempts``, also for Durability and Cancellation."""

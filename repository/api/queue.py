@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from ...engine.runtime.task_id import TaskId
 from ...errors import LodeqError, UsageError
@@ -38,6 +38,7 @@ from ..model.values import (
     QueueStats,
     Receipt,
     RedrivePolicy,
+    StreamOptions,
     Task,
 )
 from ..state.caches.claim_sets import LaneKey
@@ -49,6 +50,7 @@ from ..tasks import task_list
 from ..tasks.claim import claim, drop, skipping
 from ..tasks.dead_claim import claim_dead
 from ..tasks.enqueue import check_durable, enqueue, enqueue_many
+from ..tasks.enqueue_stream import PayloadSource, enqueue_stream
 from ..tasks.fast_path import line_of, submit_claim, submit_plain, submit_plain_many
 from ..tasks.in_line import claim_in_line, enqueue_in_line
 from ..tasks.lease import Lease
@@ -333,6 +335,38 @@ class Queue:
             )
             item = encoded_task(core, self._defaults, task, core.clock.wall_us())
         return await enqueue(core, item, durable)
+
+    async def enqueue_stream(
+        self,
+        source: PayloadSource,
+        *,
+        durable: bool | None = None,
+        **options: Unpack[StreamOptions],
+    ) -> Receipt:
+        """Add one task whose payload comes in slices: it never is in memory as a whole.
+
+        Args:
+            source: an iterable of bytes, async or not, or a file open for reading bytes; one that
+                blocks is read in a thread. At most ``Limits.payload_bytes_max`` in all.
+            durable: True waits for an fsync, whatever the engine's mode.
+            options: those of ``enqueue``, but ``after`` and ``on_failure``. Times count from the
+                moment that all of the payload is there.
+
+        Raises:
+            UsageError, PayloadTooLargeError: the call is wrong; nothing was written.
+            Otherwise as ``enqueue``, and what the source raises; nothing is left behind.
+
+        Durability: as ``enqueue``: the payload is durable before its task is.
+        Cancellation: before the last wait nothing has happened, and what was written goes.
+        """
+        core = self._core
+        core.check()
+        check_durable(core, durable)
+        if self._is_everybodys:
+            raise UsageError(NO_ENQUEUE)
+        if unknown := options.keys() - StreamOptions.__annotations__.keys():
+            raise UsageError(f"enqueue_stream has no option {sorted(unknown)[0]!r}")
+        return await enqueue_stream(core, self._defaults, source, NewTask(b"", **options), durable)
 
     async def enqueue_many(
         self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False

@@ -40,6 +40,7 @@ from ..bulk.export_scan import ExportedTask, UnreadableTask, scan_tasks
 from ..bulk.imported_tasks import ImportedTask, encode_imported, enqueue_imported
 from ..bulk.purge import Parts, purge_parts
 from ..model.calls.functions import PublishedFunction
+from ..model.codec import SLICE_BYTES
 from ..model.encoded_tasks import EncodedTask, TaskTemplate
 from ..model.filters import FoundTasks, TaskFilter
 from ..model.reports import PurgeReport
@@ -394,6 +395,13 @@ class EngineView:
         """As ``Engine.get``; ``payloads``: values, the stored bytes, or neither."""
         self._core.check()
         return await lookup.get(self._core, task_id, payloads)
+
+    async def payload_part(self, task_id: TaskId, offset: int, most: int) -> tuple[int, int, bytes]:
+        """Of a task's payload: bytes, CRC-32, and the part from ``offset`` on of ``most`` bytes."""
+        self._core.check()
+        async with await lookup.open_payload(self._core, task_id, SLICE_BYTES) as reader:
+            sum, data = await reader.part(offset, most)
+            return reader.size, sum, data
 
     async def result(
         self, task_id: TaskId, wait_s: float = 0.0, payloads: Payloads = "decoded"

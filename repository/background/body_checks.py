@@ -90,7 +90,7 @@ def _check_batch(files: BodyFiles, batch: _Batch) -> list[tuple[bytes, str]]:
 
 def _problem_with(reader: BodyReader, row: BodyRow) -> str:
     try:
-        is_there = reader.read_row(row) is not None
+        is_there = reader.has_row(row)
     except (SegmentCorruptError, StorageError) as exc:
         return str(exc)
     return "" if is_there else f"{reader.path(row.file)!r} is gone, and its payload"

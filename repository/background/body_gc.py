@@ -123,7 +123,7 @@ class BodyGC:
                 bodies = shard.bodies
                 if bodies is None or bodies.is_replica or shard.co.refused_write is not None:
                     continue
-                if bodies.files.files():
+                if bodies.files.left_parts or bodies.files.files():
                     try:
                         await self._remove_some(shard, bodies)
                     except LodeqError:
@@ -135,7 +135,7 @@ class BodyGC:
         if not bodies.is_known:
             await self._begin(shard, bodies)
         numbers = [file.number for file in bodies.files.files()]
-        first = (shard.next_epoch >> 40) * LOOK_FILES % len(numbers)
+        first = (shard.next_epoch >> 40) * LOOK_FILES % max(1, len(numbers))
         removed = 0
         for number in (numbers[first:] + numbers[:first])[:LOOK_FILES]:
             if removed == SHARE_FILES or self._is_held(shard):
@@ -175,6 +175,8 @@ class BodyGC:
     async def _begin(self, shard: Shard, bodies: Bodies) -> None:
         """Have all files of a shard looked at, once it may be known whether any may go."""
         try:
+            if bodies.files.left_parts:
+                await self._core.spawner.run_in_thread(bodies.files.remove_left_parts)
             bodies.to_look.update(file.number for file in bodies.files.files())
             await self._check_sample(shard, bodies)
         except LodeqError as error:  # of this shard: with unreadable rows no file may go

@@ -131,7 +131,8 @@ def _read(
         return UnreadableTask(task_id, "its record is missing")
     try:
         task = shard.whole_task(task_id, decode_task(raw))
-        payload = inflate(task.flags >> 2 & 3, task.payload, task.raw_bytes)
+        code = task.flags >> 2 & 3
+        payload = inflate(code, task.payload, task.raw_bytes) if code else task.payload
     except RecordCorruptError as exc:
         return UnreadableTask(task_id, str(exc))
     return ExportedTask(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from ...coalescer.group import Group
@@ -40,6 +41,7 @@ from ..state.rows.dedup_entries import drop_old_entry, old_entry_of
 from ..state.rows.task_location import TaskLocation, leave, task_location
 from ..tasks.enqueue import holder, place
 from ..tasks.lease_operations import reason_bytes
+from ..tasks.streamed_payloads import write_streamed
 
 __all__ = ["ImportedTask", "encode_imported", "enqueue_imported"]
 
@@ -140,6 +142,21 @@ async def enqueue_imported(
     plan: dict[Shard, list[int]] = {}
     for i, (_, item) in enumerate(tasks):
         plan.setdefault(_shard_of(core, item), []).append(i)
+    with ExitStack() as stack:
+        now_ms = core.clock.wall_us() // 1000
+        for shard, indexes in plan.items():
+            streamed = [item for i in indexes if (item := tasks[i][1]).is_streamed]
+            fresh = [item for item in streamed if holder(core, shard, item, now_ms) is None]
+            await write_streamed(core, shard, fresh, stack, is_durable=True)
+        return await _queue_imported(core, tasks, plan)
+
+
+async def _queue_imported(
+    core: EngineState,
+    tasks: Sequence[tuple[ImportedTask, EncodedTask]],
+    plan: dict[Shard, list[int]],
+) -> list[bool]:
+    """The rest of ``enqueue_imported``, once streamed payloads are written."""
     for shard in plan:
         if not shard.co.has_capacity:
             await core.backpressure(shard)

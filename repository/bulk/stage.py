@@ -22,12 +22,18 @@ from ...engine.bulk.shard_writer import RUN_BYTES, ShardStage, merge_buckets
 from ...engine.records.compression import Compressor
 from ...engine.records.frame import checksum
 from ...engine.records.keyspace import TASK, bucket_prefix, ready_prefix
-from ...engine.records.task import FIRST_DELAYED, FIRST_READY, NO_GHOST, pack_task_times
+from ...engine.records.task import (
+    FIRST_DELAYED,
+    FIRST_READY,
+    NO_GHOST,
+    WHOLE_BYTES_MAX,
+    pack_task_times,
+)
 from ...engine.recovery.dedup_secret import Secrets, read_secrets
 from ...engine.runtime.clock import Clock, SystemClock
 from ...engine.runtime.ids import IdSource, Rng, SystemRng, first_slot_of
 from ...engine.runtime.task_id import TaskId
-from ...errors import ClosedError, DuplicateTaskError, UsageError
+from ...errors import ClosedError, DuplicateTaskError, PayloadTooLargeError, UsageError
 from ..model.arguments import listed, names_of
 from ..model.encoded_tasks import (
     EncodedTask,
@@ -78,8 +84,17 @@ def encoded(
     Raises as ``encoded_task``.
     """
     if is_plain(task):
-        return simple_item(encoding, shared, task.payload)
-    return encoded_task(encoding, shared, task, now_us)
+        item = simple_item(encoding, shared, task.payload)
+    else:
+        item = encoded_task(encoding, shared, task, now_us)
+    if item.is_streamed:
+        raise PayloadTooLargeError(
+            f"a load takes no payload above {WHOLE_BYTES_MAX} bytes, and this one has "
+            f"{item.raw_bytes}: enqueue it, or store it elsewhere and stage a reference",
+            size_bytes=item.raw_bytes,
+            limit_bytes=WHOLE_BYTES_MAX,
+        )
+    return item
 
 
 def staged_rows(item: EncodedTask, task_id: bytes, now_us: int, seq: int, shards: int) -> TaskRows:
@@ -247,7 +262,7 @@ class Stage:
         now_us = self._clock.wall_us()
         given = listed(tasks)
         if base is not None and not self._encoding.compressor.code:
-            bytes_max = self._encoding.limits.payload_bytes_max
+            bytes_max = self._encoding.limits.value_bytes_max
             plain = plain_values(base, given, bytes_max, bytes_max)
             if plain is not None:
                 return self._place_plain(base, plain[0], now_us)

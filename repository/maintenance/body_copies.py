@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...engine.bulk.reader import ShardReader
 from ...engine.files.paths import bodies_path
 from ...engine.records.keyspace import BODY, BODY_END, body_at_key
 from ...engine.records.rows import BodyRow, decode_body, encode_body, encode_body_at
+from ...engine.records.task import WHOLE_BYTES_MAX
 from ...engine.runtime.ids import shard_of
 from ...engine.store.port import pages
 from ...errors import RecordCorruptError
@@ -20,6 +21,7 @@ from ...segments.bodies.layout import Location
 __all__ = ["copy_bodies"]
 
 Rows = list[tuple[bytes, bytes]]
+RECORD_BYTES: Final = 25  # of a body's record, beside the body
 
 
 class _Wanted(NamedTuple):
@@ -71,11 +73,11 @@ def copy_bodies(
         here = BodyRow(0, 0, 0, b"")
         for source, file, offset, task_id, row in sorted(wanted):
             if row.size and last != (source, file, offset):
-                body = sources[source].read(Location(file, offset, row.size), row.record_id)
-                if body is None:
+                copied = _streamed if row.size > WHOLE_BYTES_MAX + RECORD_BYTES else _copied
+                at = copied(sources[source], target, row)
+                if at is None:
                     path = sources[source].path(file)
                     raise RecordCorruptError(f"task {task_id.hex()}: {path!r} is gone")
-                at = target.append(row.record_id, body)
                 here = BodyRow(at.size, at.file, at.offset, row.record_id)
                 last = source, file, offset
             new = here if row.size else row
@@ -84,6 +86,31 @@ def copy_bodies(
                 twins.append((body_at_key(new.file, new.offset, task_id), encode_body_at(new.size)))
         target.sync()
     return found, twins
+
+
+def _copied(source: BodyFiles, target: BodyFiles, row: BodyRow) -> Location | None:
+    body = source.read(Location(row.file, row.offset, row.size), row.record_id)
+    return None if body is None else target.append(row.record_id, body)
+
+
+def _streamed(source: BodyFiles, target: BodyFiles, row: BodyRow) -> Location | None:
+    """The same of a streamed payload: into a file of its own, of which a slice is in memory."""
+    reader = source.open_stream(Location(row.file, row.offset, row.size), row.record_id)
+    if reader is None:
+        return None
+    writer = target.begin_stream(row.record_id)
+    try:
+        while data := reader.read():
+            writer.write(data)
+        at = writer.finish(is_durable=False)
+    except BaseException:
+        writer.discard()
+        raise
+    finally:
+        reader.close()
+    target.take_in(writer)
+    target.sync()  # it is open until then
+    return at
 
 
 def _folder_of(reader: ShardReader) -> str:

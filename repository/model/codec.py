@@ -14,25 +14,33 @@ from typing import Any, Final
 import msgpack
 
 from ...engine.records.compression import inflate
-from ...errors import PayloadTooLargeError, RecordCorruptError, UsageError
-from .values import Codec, Deferred
+from ...engine.records.task import WHOLE_BYTES_MAX
+from ...engine.runtime.task_id import TaskId
+from ...errors import PayloadNotLoadedError, PayloadTooLargeError, RecordCorruptError, UsageError
+from .values import PAYLOAD_BYTES_MAX, Codec, Deferred
 
 __all__ = [
     "CODEC",
     "MSGPACK",
     "RAW",
+    "SLICE_BYTES",
     "CodecBytes",
     "PackedBytes",
+    "check_slice",
     "decode_headers",
     "decode_value",
     "deferred_headers",
     "deferred_value",
     "encode_headers",
     "encode_value",
+    "not_loaded",
+    "not_loaded_yet",
     "stored_value",
+    "too_large",
 ]
 
 RAW, MSGPACK, CODEC = 0, 1, 2
+SLICE_BYTES: Final = 256 << 10  # of a payload that is read in slices
 # OverflowError: a timestamp past the year 9999.
 _UNPACK_ERRORS = (
     ValueError,
@@ -132,13 +140,27 @@ def encode_value(value: Any, codec: Codec | None, limit: int, what: str) -> tupl
                     f"{what} could not be read again ({exc}): times are of the years 1 to 9999"
                 ) from exc
     if len(data) > limit:
+        raise too_large(what, len(data), limit)
+    if len(data) > WHOLE_BYTES_MAX and type(value) is not bytes:
         raise PayloadTooLargeError(
-            f"{what} is {len(data)} bytes, the limit is {limit}: store it elsewhere and enqueue "
-            f"a reference, or open the store with limits=lodeq.Limits({what}_bytes_max=…)",
+            f"{what} is {len(data)} bytes once it is packed, and above {WHOLE_BYTES_MAX} only "
+            "bytes are taken: pack it in a thread and enqueue the bytes, or use enqueue_stream",
             size_bytes=len(data),
-            limit_bytes=limit,
+            limit_bytes=WHOLE_BYTES_MAX,
         )
     return kind, data
+
+
+def too_large(what: str, size: int, limit: int) -> PayloadTooLargeError:
+    """The error for a value above its limit, with what to do."""
+    highest = PAYLOAD_BYTES_MAX if what == "payload" else WHOLE_BYTES_MAX
+    raised = f", or open the store with limits=lodeq.Limits({what}_bytes_max=…)"
+    return PayloadTooLargeError(
+        f"{what} is {size} bytes, the limit is {limit}: store it elsewhere and enqueue "
+        f"a reference{raised if limit < highest else ''}",
+        size_bytes=size,
+        limit_bytes=limit,
+    )
 
 
 def decode_value(
@@ -248,3 +270,27 @@ def _decode_inflated(kind: int, codec: Codec | None, data: bytes) -> Any:
 def deferred_headers(data: bytes) -> Any:
     """As ``decode_headers``, for whoever reads them."""
     return Deferred(data, decode_headers) if data else {}
+
+
+def not_loaded(task_id: bytes, size: int) -> PayloadNotLoadedError:
+    """The error where a streamed payload is asked for like a small one."""
+    return PayloadNotLoadedError(
+        f"the payload of task {TaskId(task_id)} has {size} bytes and is not in memory: await "
+        "read_payload(), or iterate over what open_payload() returns",
+        size_bytes=size,
+    )
+
+
+def not_loaded_yet(task_id: bytes, size: int) -> Deferred:
+    """A streamed payload in a ``Task``: reading it there raises ``not_loaded``."""
+
+    def refuse(_: bytes) -> Any:
+        raise not_loaded(task_id, size)
+
+    return Deferred(b"", refuse)
+
+
+def check_slice(slice_bytes: object) -> None:
+    """Raises UsageError."""
+    if type(slice_bytes) is not int or not 1 <= slice_bytes <= PAYLOAD_BYTES_MAX:
+        raise UsageError(f"slice_bytes must be 1 to {PAYLOAD_BYTES_MAX}, not {slice_bytes!r}")

@@ -18,6 +18,7 @@ from ...engine.records.task import (
     FRAME_BYTES,
     NO_GHOST,
     RECORD_ID_BYTES,
+    WHOLE_BYTES_MAX,
     option_packer,
     pack_task_head,
     pack_task_middle,
@@ -276,6 +277,11 @@ class EncodedTask:
         self.raw_bytes = 0  # of a body: before compression
         self.slim_tail = b""  # ``tail`` of the task's record; the id of its payload's is to follow
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the payload is streamed: written before the task is queued."""
+        return self.raw_bytes > WHOLE_BYTES_MAX
+
     def set_body(self, body: bytes, slim_tail: bytes, raw_bytes: int) -> None:
         """Have the payload go to a body file: see these three."""
         self.body, self.slim_tail, self.raw_bytes = body, slim_tail, raw_bytes
@@ -328,7 +334,7 @@ def simple_item(core: Encoding, shared: TaskTemplate, payload: Any) -> EncodedTa
     if core.compressor.code:
         return encoded_task(core, shared, NewTask(payload), core.clock.wall_us())
     kind, data = encode_value(payload, shared.codec, core.limits.payload_bytes_max, "payload")
-    if len(data) >= core.body_bytes_min:
+    if len(data) >= core.body_bytes_min or len(data) > WHOLE_BYTES_MAX:
         return _simple_large(shared, kind, data)
     return EncodedTask(shared, kind, 5, shared.middle(len(data)) + data)
 
@@ -417,13 +423,14 @@ def encoded_task(
         raise UsageError(NO_AFTER)
     limits = core.limits
     priority = check_priority(task.priority)
+    is_like = like is not None and like.body is not None
     if like is not None and like.body is not None:
         kind, code = like.flags & 3, like.flags >> 2
         stored, raw_bytes = like.body, like.raw_bytes
     else:
         kind, data = encode_value(task.payload, shared.codec, limits.payload_bytes_max, "payload")
-        code, stored = core.compressor.pack(data)
         raw_bytes = len(data)
+        code, stored = core.compressor.pack(data) if raw_bytes <= WHOLE_BYTES_MAX else (0, data)
     headers = encode_headers(task.headers, limits.headers_bytes_max)
     face = b""
     if shared.faces and core.keeps_faces(shared.queue):
@@ -451,7 +458,7 @@ def encoded_task(
     middle = pack_task_middle(
         policy, ghost, ghost_expires_ms, len(headers), len(stored), raw_bytes, form, len(face)
     )
-    has_body = len(stored) >= core.body_bytes_min
+    has_body = is_like or len(stored) >= core.body_bytes_min or raw_bytes > WHOLE_BYTES_MAX
     parts = (middle, shared.names, headers, face, b"" if has_body else stored)
     item = EncodedTask(shared, kind | code << 2, priority, b"".join(parts))
     if has_body:

@@ -13,12 +13,14 @@ from typing import (
     Literal,
     NamedTuple,
     Protocol,
+    TypedDict,
     get_args,
     overload,
 )
 
 from ...engine.records.compression import VALUE_BYTES_MAX
 from ...engine.records.policy import BackoffKind
+from ...engine.records.task import WHOLE_BYTES_MAX
 from ...engine.runtime.task_id import UUID, TaskId
 from ...engine.values import LatencySummary
 from ...errors import UsageError
@@ -43,6 +45,7 @@ else:
 __all__ = [
     "ALL_TENANTS",
     "CONFLICTS",
+    "PAYLOAD_BYTES_MAX",
     "REDRIVE_POLICIES",
     "AllTenants",
     "AnyId",
@@ -64,6 +67,7 @@ __all__ = [
     "RedrivePolicy",
     "Result",
     "ShardStats",
+    "StreamOptions",
     "Task",
     "payload_bytes",
 ]
@@ -102,6 +106,7 @@ class Codec(Protocol):
         """Bytes to object."""
 
 
+PAYLOAD_BYTES_MAX: Final = 64 << 20  # what ``Limits.payload_bytes_max`` may be
 OVERHEAD_BYTES = 4096  # of a task, beside payload and headers: 126 for names, the rest fixed
 
 
@@ -142,7 +147,7 @@ class Backoff:
 class Limits:
     """The bounds of an engine. Bytes are after encoding, before compression."""
 
-    payload_bytes_max: int = 1 << 20
+    payload_bytes_max: int = 16 << 20  # at most 64 MiB; above 3 MiB only of bytes
     headers_bytes_max: int = 16 << 10
     result_bytes_max: int = 1 << 20
     pending_max: int | None = None  # ready + delayed per (queue, tenant); then QueueFullError
@@ -159,15 +164,17 @@ class Limits:
             value = getattr(self, name)
             if type(value) is not int and (value is not None or name != "pending_max"):
                 raise UsageError(f"{name} must be a whole number, not {type(value).__name__}")
-        for name in ("payload_bytes_max", "headers_bytes_max", "result_bytes_max"):
+        if not 0 <= self.payload_bytes_max <= PAYLOAD_BYTES_MAX:
+            raise UsageError("payload_bytes_max must be between 0 and 64 MiB")
+        for name in ("headers_bytes_max", "result_bytes_max"):
             if not 0 <= getattr(self, name) <= 3 << 20:
                 raise UsageError(
                     f"{name} must be between 0 and 3 MiB: one task fits one submission"
                 )
-        if self.payload_bytes_max + self.headers_bytes_max > VALUE_BYTES_MAX - OVERHEAD_BYTES:
+        if self.value_bytes_max + self.headers_bytes_max > VALUE_BYTES_MAX - OVERHEAD_BYTES:
             raise UsageError(
-                "payload_bytes_max and headers_bytes_max together must stay 4 KiB below 4 MiB: "
-                "one task fits one submission"
+                "headers_bytes_max and payload_bytes_max (of which 3 MiB count at most) together "
+                "must stay 4 KiB below 4 MiB: one task fits one submission"
             )
         if self.pending_max is not None and self.pending_max < 1:
             raise UsageError("pending_max must be at least 1, or None")
@@ -177,6 +184,11 @@ class Limits:
             raise UsageError("history_s must be between 0 (off) and ten years")
         if self.history_rows < 1 or self.history_bytes < 1:
             raise UsageError("history_rows and history_bytes must be at least 1 (off: history_s=0)")
+
+    @property
+    def value_bytes_max(self) -> int:
+        """Bytes of a payload that is passed on in one piece; a larger one has its own file."""
+        return min(self.payload_bytes_max, WHOLE_BYTES_MAX)
 
 
 class NewTask(NamedTuple):
@@ -215,6 +227,27 @@ class NewTask(NamedTuple):
     preview: str | None = None
     after: Sequence[AnyId] = ()
     on_failure: OnFailure = "run"
+
+
+class StreamOptions(TypedDict, total=False):
+    """Options of ``Queue.enqueue_stream``: those of ``Queue.enqueue``, but ``after``."""
+
+    priority: int
+    delay: Duration | None
+    run_at: datetime | None
+    ttl: Duration | None
+    dedup_key: str | bytes | None
+    dedup_window: Duration | None
+    on_conflict: OnConflict
+    headers: Mapping[str, Any] | None
+    max_attempts: int | None
+    retry: Backoff | None
+    retention: Duration | None
+    dead_retention: Duration | None
+    shard_key: str | bytes | None
+    labels: Mapping[str, str] | None
+    function: str | None
+    preview: str | None
 
 
 class Receipt(NamedTuple):

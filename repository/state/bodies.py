@@ -43,6 +43,7 @@ from ...engine.store.rocks import RocksStore
 from ...errors import RecordCorruptError, SegmentCorruptError
 from ...segments.bodies.files import BodyFiles
 from ...segments.bodies.layout import Location
+from ...segments.bodies.streams import StreamReader
 from ..model.encoded_tasks import EncodedTask
 
 __all__ = ["Bodies", "open_bodies"]
@@ -115,12 +116,11 @@ class Bodies:
             self._noted = row.file + 1
         return ops
 
-    def get(self, overlay: Overlay, task_id: bytes, record_id: bytes) -> bytes:
-        """The payload of a task, in the record that the task's own record names.
+    def locate(self, overlay: Overlay, task_id: bytes, record_id: bytes) -> BodyRow:
+        """Where the payload of a task lies, in the record that the task's own record names.
 
         Raises:
-            RecordCorruptError: it is lost or damaged.
-            StorageError: the disk failed.
+            RecordCorruptError: it is lost.
         """
         raw = overlay.get(BODY + task_id)
         if raw is None:
@@ -131,14 +131,43 @@ class Bodies:
             raise RecordCorruptError(f"task {task_id.hex()}: its row leads to another's payload")
         if not row.size:
             raise RecordCorruptError(f"task {task_id.hex()}: a salvage has not found its payload")
+        return row
+
+    def get(self, overlay: Overlay, task_id: bytes, record_id: bytes) -> bytes:
+        """The payload of a task. Blocks for as long as a streamed one takes.
+
+        Raises:
+            RecordCorruptError: it is lost or damaged.
+            StorageError: the disk failed.
+        """
+        row = self.locate(overlay, task_id, record_id)
         try:
             body = self.files.read(Location(row.file, row.offset, row.size), row.record_id)
         except SegmentCorruptError as exc:
             raise RecordCorruptError(str(exc)) from exc
         if body is None:
-            path = self.files.path(row.file)
-            raise RecordCorruptError(f"task {task_id.hex()}: {path!r} is gone, and its payload")
+            raise self._gone(task_id, row)
         return body
+
+    def open_stream(self, task_id: bytes, row: BodyRow) -> StreamReader:
+        """A reader of a streamed payload. In any thread; blocks.
+
+        Raises:
+            RecordCorruptError: it is lost or damaged.
+            StorageError: the disk failed.
+        """
+        at = Location(row.file, row.offset, row.size)
+        try:
+            found = self.files.open_stream(at, row.record_id)
+        except SegmentCorruptError as exc:
+            raise RecordCorruptError(str(exc)) from exc
+        if found is None:
+            raise self._gone(task_id, row)
+        return found
+
+    def _gone(self, task_id: bytes, row: BodyRow) -> RecordCorruptError:
+        path = self.files.path(row.file)
+        return RecordCorruptError(f"task {task_id.hex()}: {path!r} is gone, and its payload")
 
     def waits_for(self, overlay: Overlay, task_id: bytes) -> str:
         """Say why a task waits whose payload could not be read: its file is not the right one.

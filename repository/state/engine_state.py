@@ -198,7 +198,7 @@ class EngineState:
         self.takes_plain = limits.pending_max is None and self.stores_plain
         # Payloads of so many bytes lie in body files; ``set_body_bytes_min`` keeps both in step.
         self.body_bytes_min = NO_BODIES
-        self.plain_bytes_max = limits.payload_bytes_max
+        self.plain_bytes_max = limits.value_bytes_max
         self.seq = seq
         self.shards: list[Shard] = []  # all of the store's, by index
         # Those that are here, which whole-store calls are about: replaced, never changed. Nearly
@@ -264,7 +264,7 @@ class EngineState:
     def set_body_bytes_min(self, least: int) -> None:
         """From so many bytes on, payloads lie in body files."""
         self.body_bytes_min = least
-        self.plain_bytes_max = min(self.limits.payload_bytes_max, least - 1)
+        self.plain_bytes_max = min(self.limits.value_bytes_max, least - 1)
 
     # -- guards ------------------------------------------------------------------------
 

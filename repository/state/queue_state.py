@@ -40,10 +40,18 @@ from ...engine.records.keyspace import (
 )
 from ...engine.records.result import HAS_HISTORY, history_tail
 from ...engine.records.rows import CounterOwner
-from ...engine.records.task import BODY_FLAG, TaskRecord, record_id_in, whole_record
+from ...engine.records.task import (
+    BODY_FLAG,
+    WHOLE_BYTES_MAX,
+    TaskRecord,
+    is_streamed,
+    is_streamed_task,
+    record_id_in,
+    whole_record,
+)
 from ...engine.runtime.ids import IdSource
 from ...engine.store.port import Store
-from ...errors import CorruptionError, RecordCorruptError
+from ...errors import CorruptionError, PayloadTooLargeError, RecordCorruptError
 from ..model.encoded_tasks import EncodedTask
 from .bodies import Bodies
 from .caches.dedup_filter import DedupFilter
@@ -404,7 +412,10 @@ class Shard:
             self.bodies.drop(self.overlay, group, task_id)
 
     def whole_task(self, task_id: bytes, task: TaskRecord) -> TaskRecord:
-        """The task with its payload, wherever that lies. Raises RecordCorruptError."""
+        """The task with its payload, wherever that lies. Raises RecordCorruptError.
+
+        Of a streamed payload this blocks for longer than a turn of the loop may take.
+        """
         if not task.flags & BODY_FLAG:
             return task
         body = self._body(task_id, task.payload)
@@ -418,11 +429,21 @@ class Shard:
         """
         if self.bodies is None or not self.bodies.is_replica:
             return task
+        if is_streamed_task(task):
+            raise PayloadTooLargeError(
+                f"the payload of task {task_id.hex()} has {task.raw_bytes} bytes: on a replica it "
+                "cannot be put anew, for no entry of the log takes it",
+                size_bytes=task.raw_bytes,
+                limit_bytes=WHOLE_BYTES_MAX,
+            )
         return self.whole_task(task_id, task)
 
     def whole_record(self, task_id: bytes, record: bytes) -> bytes | None:
-        """An encoded record with its payload in it; None: its payload is lost or damaged."""
-        if not record[2] & BODY_FLAG:
+        """An encoded record with its payload in it; None: its payload is lost or damaged.
+
+        A streamed payload stays where it is, and the record as it is.
+        """
+        if not record[2] & BODY_FLAG or is_streamed(record):
             return record
         try:
             return whole_record(record, self._body(task_id, record_id_in(record)))

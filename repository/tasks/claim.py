@@ -287,7 +287,7 @@ async def _take_on(
     futures: list[tuple[Shard, Future]],
 ) -> list[LeaseState]:
     """The rest of a large claim, turn by turn; less where the engine has too much queued now."""
-    size = sum(lease.record_bytes for lease in leases)
+    size = sum(claim_order.claim_cost(lease.record_bytes) for lease in leases)
     try:
         while len(leases) < request.limit and size < claim_order.CLAIM_BYTES_MAX:
             await core.spawner.checkpoint()
@@ -299,7 +299,7 @@ async def _take_on(
             if not more:
                 break
             leases += more
-            size += sum(lease.record_bytes for lease in more)
+            size += sum(claim_order.claim_cost(lease.record_bytes) for lease in more)
     except BaseException:  # cancelled, or a row could not be read: the tasks go back
         give_back(core, leases)
         drop([lease for lease in leases if lease.is_live])  # their shard is poisoned

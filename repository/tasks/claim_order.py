@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, TypeAlias
 
 from ...coalescer.shard_status import STALLED
+from ...engine.records.compression import VALUE_BYTES_MAX
 from ...engine.records.keyspace import prefix_end
 from ...engine.records.rows import decode_index_row
 from ...errors import InvariantError, RecordCorruptError
@@ -25,6 +26,7 @@ from ..state.queue_state import QueueState, ShardQueue, TenantQueue
 __all__ = [
     "Picked",
     "advance",
+    "claim_cost",
     "first_of_set",
     "head",
     "head_seq",
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 CLAIM_BYTES_MAX = 4 << 20
+STREAMED_COST: Final = 64 << 10  # of a task whose payload stays in its file: its headers
 REFILL_ROWS = WINDOW_ROWS // 2
 BOOST_EVERY: Final = 8
 LAST_ORDER: Final = b"\xff"  # behind every (inverted priority, seq, id)
@@ -44,6 +47,11 @@ LAST_ORDER: Final = b"\xff"  # behind every (inverted priority, seq, id)
 
 Picked = tuple[ShardQueue, Row]
 Head: TypeAlias = tuple[bytes, ShardQueue, int]  # its order, its bucket, 9 - priority
+
+
+def claim_cost(record_bytes: int) -> int:
+    """Bytes that a claim reads of a task: of a streamed payload none; others are smaller."""
+    return record_bytes if record_bytes <= VALUE_BYTES_MAX else STREAMED_COST
 
 
 def refill(core: EngineState, bucket: ShardQueue, index: int, window: ReadyCache) -> None:
@@ -252,7 +260,7 @@ def _pick_rows(
         while rows and len(out) < most and bytes_left > 0:
             row = rows.popleft()
             size = row[5]
-            bytes_left -= size
+            bytes_left -= size if size <= VALUE_BYTES_MAX else STREAMED_COST
             if row[6] is not None:
                 core.held_bytes -= size
             bucket.ready -= 1
@@ -271,7 +279,7 @@ def _pick_sharded(
         best = _best(core, lane, may_rescan=not out)
         if best is not None and len(out) < limit and bytes_left > 0:
             out.append(_pop(core, best[1], best[2]))
-            bytes_left -= out[-1][1][5]
+            bytes_left -= claim_cost(out[-1][1][5])
         return bytes_left
     heads: list[tuple[bytes, int, int]] = []  # of each shard: order, number, 9 - priority
     for bucket in lane.buckets:
@@ -290,7 +298,7 @@ def _pick_sharded(
         most = min(limit, len(out) + bucket.ready)  # a counter never goes below zero
         while rows and len(out) < most and bytes_left > 0 and rows[0][0][-25:] < until:
             row = rows.popleft()
-            bytes_left -= row[5]
+            bytes_left -= claim_cost(row[5])
             if row[6] is not None:
                 core.held_bytes -= row[5]
             bucket.ready -= 1
@@ -321,7 +329,7 @@ def _pick_fair(
                 core.queue_limits.picked(lane.topic, 1)
                 if core.claim_sets.sets and not lane.ready:
                     core.claim_sets.emptied(lane, None)
-                bytes_left -= out[-1][1][5]
+                bytes_left -= claim_cost(out[-1][1][5])
                 continue
             until = 1  # nothing is overdue: the turn passes
         before = len(out)
@@ -521,7 +529,7 @@ def _pick_merged(
             advance(core, claim_set, nth, slot)
         if request.boosts:
             core.merged_claims += 1
-        bytes_left -= picked[1][5]
+        bytes_left -= claim_cost(picked[1][5])
 
 
 def _note_limited(core: EngineState, claim_set: ClaimSet, topic: QueueState) -> None:
@@ -570,7 +578,7 @@ def _pick_known(
             turns.move_to_end(tenant)
         while True:  # a run of this key and shard: up to where another one has the best
             bucket.ready -= 1
-            bytes_left -= row[5]
+            bytes_left -= claim_cost(row[5])
             if row[6] is not None:
                 core.held_bytes -= row[5]
             out.append((bucket, rows.popleft()))

@@ -8,6 +8,7 @@ second sees the first through the overlay.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from operator import itemgetter
 from typing import Final
 
@@ -33,6 +34,7 @@ from ...engine.runtime.task_id import TaskId, as_task_id
 from ...errors import (
     CorruptionError,
     DuplicateTaskError,
+    InvariantError,
     LodeqError,
     QueueFullError,
     RecordCorruptError,
@@ -45,13 +47,16 @@ from ..state.queue_state import Shard, TenantQueue
 from ..state.rows.dedup_entries import drop_old_entry, old_entry, old_entry_of
 from ..state.rows.task_location import TaskLocation, is_alive, task_location
 from .batches import check_atomic, chunks
+from .streamed_payloads import write_streamed
 from .task_end import end_task, sound_task
 
 __all__ = [
     "check_durable",
+    "check_one",
     "check_pending",
     "enqueue",
     "enqueue_many",
+    "enqueue_on",
     "ghost_owner",
     "holder",
     "place",
@@ -74,7 +79,7 @@ def check_pending(core: EngineState, lane: TenantQueue | None, more: int) -> Non
         )
 
 
-def _check_one(core: EngineState, item: EncodedTask) -> None:
+def check_one(core: EngineState, item: EncodedTask) -> None:
     """``check_pending`` for one task, in the atomic section that queues it."""
     if core.limits.pending_max is not None:
         check_pending(core, core.find_lane(item.queue, item.tenant), 1)
@@ -121,6 +126,8 @@ def place(
         now_us: wall microseconds.
     """
     if item.body is not None:  # first: this can fail
+        if item.is_streamed and item.body_row is None:
+            raise InvariantError("a streamed payload is to be written before its task is queued")
         shard.write_bodies(core.ids, (item,))
     seq = core.seq = now_us if now_us > core.seq else core.seq + 1
     topic = core.topics.get(item.queue)
@@ -150,7 +157,12 @@ def place(
         head = item.shared.head(item.flags | BODY_FLAG, priority, kind)
         slim = head + times + item.slim_tail + item.body_row.record_id
         stored = slim + xxh3_64_digest(slim)
-        if is_ready and core.held_bytes < core.held_bytes_max:
+        if (
+            is_ready
+            and core.held_bytes < core.held_bytes_max
+            and item.body
+            and not item.is_streamed
+        ):
             whole = _with_body(record, item.body)  # for the claim that is likely to come
     index = 9 - priority
     if is_ready:
@@ -250,7 +262,7 @@ def place_keyed(
     """
     held_by = holder(core, shard, item, now_us // 1000)
     if held_by is None:
-        _check_one(core, item)
+        check_one(core, item)
         place(core, shard, group, item, task_id, now_us)
         return Receipt(TaskId(task_id))
     core.totals.duplicates += 1
@@ -265,7 +277,7 @@ def place_keyed(
         )
     found = replaceable(core, shard, held_by)
     if found is None or found.state == "dead":
-        _check_one(core, item)  # what goes was not pending
+        check_one(core, item)  # what goes was not pending
     shard.write_bodies(
         core.ids, (item,)
     )  # what can fail for want of space, before anything changes
@@ -301,16 +313,42 @@ async def enqueue(core: EngineState, item: EncodedTask, durable: bool | None) ->
     """One task. See ``Queue.enqueue``."""
     core.check_intake()
     if item.ghost is NO_GHOST:  # else it may be a duplicate, which adds nothing
-        _check_one(core, item)
+        check_one(core, item)
     now_us = core.clock.wall_us()
     shard, task_id = route(core, item, now_us // 1000)
+    if not item.is_streamed:
+        return await enqueue_on(core, shard, item, task_id, now_us, durable)
+    with ExitStack() as stack:
+        is_durable = core.is_fsync or bool(durable)
+        await write_streamed(core, shard, (item,), stack, is_durable=is_durable)
+        core.check_intake()
+        return await enqueue_on(core, shard, item, task_id, core.clock.wall_us(), durable)
+
+
+async def enqueue_on(
+    core: EngineState,
+    shard: Shard,
+    item: EncodedTask,
+    task_id: bytes,
+    now_us: int,
+    durable: bool | None,
+) -> Receipt:
+    """The rest of ``enqueue``, where the shard is chosen and a streamed payload is written.
+
+    Args:
+        shard: of the task.
+        item: encoded.
+        task_id: new, of a slot of ``shard``.
+        now_us: wall microseconds.
+        durable: True waits for an fsync, whatever the engine's mode.
+    """
     co = shard.co
     if not co.has_capacity:
         await core.backpressure(shard)
         now_us = core.clock.wall_us()
     # atomic section
     if item.ghost is NO_GHOST:
-        _check_one(core, item)  # again: others may have enqueued meanwhile
+        check_one(core, item)  # again: others may have enqueued meanwhile
         group = co.begin(item.row_bytes + 128)
         with group:
             place(core, shard, group, item, task_id, now_us)
@@ -415,6 +453,40 @@ async def _enqueue_run(
         use = slot if item.slot is None else item.slot
         shard = home if item.slot is None else core.shard_of_slot(use)
         plan.setdefault(shard, []).append((i, item, use))
+    if any(item.is_streamed for _, item in run):
+        with ExitStack() as stack:
+            is_durable = core.is_fsync or bool(durable)
+            for shard, entries in plan.items():
+                all_items = [item for _, item, _ in entries]
+                await write_streamed(core, shard, all_items, stack, is_durable=is_durable)
+            core.check_intake()
+            await _queue_run(core, run, plan, slot, receipts, durable, is_atomic=is_atomic)
+        return
+    await _queue_run(core, run, plan, slot, receipts, durable, is_atomic=is_atomic)
+
+
+async def _queue_run(
+    core: EngineState,
+    run: list[tuple[int, EncodedTask]],
+    plan: dict[Shard, list[tuple[int, EncodedTask, int]]],
+    slot: int,
+    receipts: list[Receipt | None],
+    durable: bool | None,
+    *,
+    is_atomic: bool,
+) -> None:
+    """Queue the rows of a run and wait for them; streamed payloads are written.
+
+    Args:
+        core: the engine's state.
+        run: the tasks, with their positions in the call.
+        plan: the same by shard, with their slots.
+        slot: of those without a key.
+        receipts: filled in.
+        durable: True waits for an fsync, whatever the engine's mode.
+        is_atomic: all in one batch, or none.
+    """
+    unkeyed = sum([item.slot is None for _, item in run])
     for shard in plan:
         if not shard.co.has_capacity:
             await core.backpressure(shard)

@@ -12,9 +12,17 @@ from ...engine.records.face import unpack_face
 from ...engine.records.lease import DEAD_LEASE
 from ...engine.records.policy import Policy, decode_policy
 from ...engine.records.rows import decode_index_row
-from ...engine.records.task import PAYLOAD_AT, TASK_HEAD, created_us
+from ...engine.records.task import (
+    BODY_FLAG,
+    PAYLOAD_AT,
+    TASK_HEAD,
+    created_us,
+    is_streamed,
+    record_id_in,
+)
+from ...errors import LeaseLostError
 from ..model.arguments import duration_s
-from ..model.codec import decode_headers, decode_value
+from ..model.codec import SLICE_BYTES, check_slice, decode_headers, decode_value, not_loaded
 from ..model.encoded_tasks import to_datetime
 from ..model.faces import labels_of
 from ..model.values import Duration, NewTask
@@ -22,6 +30,10 @@ from ..state.lease_state import LeaseState
 from . import fast_path, lease_operations
 from .enqueue import check_durable
 from .in_line import complete_in_line
+from .streamed_payloads import (
+    PayloadReader,
+    open_streamed,
+)
 from .task_end import give_back
 
 if TYPE_CHECKING:
@@ -93,19 +105,87 @@ class Lease(LeaseState):
 
     @property
     def payload(self) -> Any:
-        """The payload: bytes as bytes, other values as the codec or msgpack gives them."""
+        """The payload: bytes as bytes, other values as the codec or msgpack gives them.
+
+        Raises:
+            PayloadNotLoadedError: it has more than 3 MiB: ``read_payload``, ``open_payload``.
+        """
         flags, _, _, start, raw_bytes, record = self._part()
         data = record[start:-8]
-        if not flags & 15:
+        if not flags & 31:
             return data
+        if flags & BODY_FLAG:
+            raise not_loaded(self.task_id, raw_bytes)
         return decode_value(flags & 3, flags >> 2 & 3, data, raw_bytes, self.codec)
 
     @property
+    def payload_bytes(self) -> int:
+        """Bytes of the payload, as it was packed and before compression."""
+        return self._part()[4]
+
+    async def read_payload(self) -> Any:
+        """The payload, of any size, whole: as ``payload`` gives it.
+
+        Raises:
+            LeaseLostError: it is streamed, and the lease is no longer yours.
+            RecordCorruptError: it is lost or damaged.
+            StorageError: the disk failed.
+
+        Durability: nothing is written. Cancellation: nothing has happened.
+        """
+        self.core.check()
+        if not is_streamed(self._part()[5]):
+            return self.payload
+        async with await self.open_payload() as reader:
+            return await reader.read()
+
+    async def open_payload(self, *, slice_bytes: int = SLICE_BYTES) -> PayloadReader:
+        """The payload, of any size, in slices, as bytes: ``async for data in`` what this returns.
+
+        Args:
+            slice_bytes: of each slice; at least 1. So much is in memory of a streamed payload.
+
+        The task may end meanwhile: it can be read to its end. A value that was not given as bytes
+        comes as msgpack or the codec has packed it.
+
+        Raises:
+            LeaseLostError: it is streamed, and the lease is no longer yours.
+            RecordCorruptError: it is lost or damaged.
+            StorageError: the disk failed.
+
+        Durability: nothing is written. Cancellation: nothing has happened.
+        """
+        self.core.check()
+        check_slice(slice_bytes)
+        record = self._part()[5]
+        if not is_streamed(record):
+            return PayloadReader(self.core, self.stored[1], slice_bytes)
+        if not self.is_live:
+            raise LeaseLostError(
+                f"the lease of task {self.task_id} has ended", task_id=self.task_id
+            )
+        return await open_streamed(
+            self.core, self.bucket.shard, self.task_id, record_id_in(record), slice_bytes
+        )
+
+    @property
     def stored(self) -> tuple[int, bytes, bytes]:
-        """The payload's kind and bytes (uncompressed) and the headers' bytes, nothing decoded."""
+        """The payload's kind and bytes (uncompressed) and the headers' bytes, nothing decoded.
+
+        Raises:
+            PayloadNotLoadedError: it has more than 3 MiB.
+        """
         flags, start, end, payload_at, raw_bytes, record = self._part()
+        if flags & BODY_FLAG:
+            raise not_loaded(self.task_id, raw_bytes)
         data = inflate(flags >> 2 & 3, record[payload_at:-8], raw_bytes)
         return flags & 3, data, record[start:end]
+
+    @property
+    def stored_headers(self) -> bytes:
+        """The headers' bytes, nothing decoded."""
+        _, start, end, _, _, record = self._part()
+        return record[start:end]
 
     @property
     def headers(self) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Final, Literal
 
+from ...engine.records.compression import inflate
 from ...engine.records.frame import attempt
 from ...engine.records.keyspace import (
     DEAD,
@@ -24,11 +25,17 @@ from ...engine.records.policy import decode_policy
 from ...engine.records.progress import ProgressRecord, decode_progress
 from ...engine.records.result import HAS_VALUE, ResultRecord, Status, decode_result, is_history
 from ...engine.records.rows import IndexRow
-from ...engine.records.task import TaskRecord, created_us
+from ...engine.records.task import TaskRecord, created_us, is_streamed_task
 from ...engine.records.workflow import HELD_MS
 from ...engine.runtime.task_id import TaskId
 from ...errors import CorruptionError, TaskNotFoundError
-from ..model.codec import PackedBytes, deferred_headers, deferred_value, stored_value
+from ..model.codec import (
+    PackedBytes,
+    deferred_headers,
+    deferred_value,
+    not_loaded_yet,
+    stored_value,
+)
 from ..model.encoded_tasks import to_datetime
 from ..model.faces import face_fields
 from ..model.values import Progress, Result, Task
@@ -37,6 +44,7 @@ from ..state.lease_state import LeaseState
 from ..state.queue_state import Shard
 from ..state.rows.task_location import is_alive, read_task, state_name, task_location
 from .follower import foreign_lease
+from .streamed_payloads import PayloadReader, open_streamed
 from .task_end import DAMAGED, sound_task
 
 __all__ = [
@@ -51,6 +59,7 @@ __all__ = [
     "lease_task",
     "leased_or_damaged",
     "leased_task",
+    "open_payload",
     "result",
     "result_of",
     "row_task",
@@ -102,13 +111,18 @@ def task_of(
     payload: Any = None
     headers: Any = {}
     if payloads != "none":
-        task = core.shard_of(task_id).whole_task(task_id, task)
+        is_apart = is_streamed_task(task)
+        if not is_apart:
+            task = core.shard_of(task_id).whole_task(task_id, task)
         value = task.flags & 3, task.flags >> 2 & 3, task.payload, task.raw_bytes
         if payloads == "decoded":
-            payload = deferred_value(*value, core.codecs.get(task.queue))
+            if is_apart:
+                payload = not_loaded_yet(task_id, task.raw_bytes)
+            else:
+                payload = deferred_value(*value, core.codecs.get(task.queue))
             headers = deferred_headers(task.headers)
         else:
-            payload = stored_value(*value)
+            payload = not_loaded_yet(task_id, task.raw_bytes) if is_apart else stored_value(*value)
             # As ``client.documents.records.task_doc`` takes them.
             headers = PackedBytes(task.headers)
     return Task(
@@ -425,6 +439,33 @@ def find_task(core: EngineState, shard: Shard, task_id: bytes, payloads: Payload
             return foreign_task(core, task_id, task, foreign, progress, payloads)
     raw = shard.overlay.get(RESULT + task_id)
     return finished_task(task_id, decode_result(raw)) if raw is not None else None
+
+
+async def open_payload(core: EngineState, task_id: TaskId, slice_bytes: int) -> PayloadReader:
+    """See ``Engine.open_payload``.
+
+    Args:
+        core: of the engine.
+        task_id: of a task that has not ended.
+        slice_bytes: of each slice.
+    """
+    shard = core.shard_of(task_id)
+    task = read_task(shard, task_id)
+    if task is None:
+        await core.commit_barrier(shard)
+        raise TaskNotFoundError(f"task {task_id} is not there, or has ended: it has no payload")
+    if is_streamed_task(task):
+        reader = await open_streamed(core, shard, task_id, task.payload, slice_bytes)
+    else:
+        task = shard.whole_task(task_id, task)
+        data = inflate(task.flags >> 2 & 3, task.payload, task.raw_bytes)
+        reader = PayloadReader(core, data, slice_bytes)
+    try:
+        await core.commit_barrier(shard)
+    except BaseException:
+        await reader.aclose()
+        raise
+    return reader
 
 
 async def result(

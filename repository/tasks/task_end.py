@@ -48,7 +48,7 @@ from ...engine.records.rows import (
     encode_index_row,
     encode_moved,
 )
-from ...engine.records.task import NO_GHOST, TIMES, TaskRecord, decode_task
+from ...engine.records.task import NO_GHOST, TIMES, TaskRecord, decode_task, is_streamed
 from ...engine.records.workflow import MEMBER_LEASE, MEMBER_ROW
 from ...engine.runtime.task_id import TaskId
 from ..state.caches.ready_cache import Row
@@ -764,7 +764,8 @@ def put_back(
     value = encode_moved(Moved(attempts, key)) if moved and not (stays and had_moved) else None
     if delay_ms:
         packed, size = encode_index_row(row), lease.record_bytes
-        facts = (row.priority, attempts, row.flags, row.expires_ms, size, lease.record)
+        kept = None if lease.record is None or is_streamed(lease.record) else lease.record
+        facts = (row.priority, attempts, row.flags, row.expires_ms, size, kept)
         held = (key, key[-16:], *facts, packed)  # it is the ready row's value, too
         core.put_delayed(group, bucket, key, now_us // 1000 + delay_ms, packed, held)
     else:

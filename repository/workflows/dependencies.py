@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from ...coalescer.group import Group
 from ...engine.records.keyspace import RESULT, TASK
 from ...engine.records.result import Status
-from ...engine.records.task import NO_GHOST
+from ...engine.records.task import NO_GHOST, WHOLE_BYTES_MAX
 from ...engine.records.workflow import (
     EDGES_MAX,
     HELD_MS,
@@ -211,6 +211,11 @@ def _check(item: EncodedTask, sources: Sequence[bytes]) -> None:
         raise LimitError(
             f"a task waits for at most {EDGES_MAX - 1} others, not {len(sources)}: a workflow's "
             "callback waits for any number"
+        )
+    if item.is_streamed:
+        raise UsageError(
+            f"a payload above {WHOLE_BYTES_MAX} bytes waits for no other task: store it elsewhere "
+            "and enqueue a reference"
         )
     if item.due_ms:
         raise UsageError(

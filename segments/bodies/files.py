@@ -3,7 +3,8 @@
 What is written is an ``.sqs`` file of ours (``formats/sqs.py``); every record in it has a checksum.
 One is *current*; the others are sealed and never change again, but for holes that are punched into
 what is dead. Numbers only grow, and none is used twice: a file that comes back after a power cut
-can never be taken for another. Files of the older format lie below them (``layout``).
+can never be taken for another. Files of the older format lie below them (``layout``). A streamed
+body has a file of its own (``streams``).
 
 Appends, reads and removals happen on the shard's loop, ``sync`` in its thread.
 """
@@ -22,9 +23,18 @@ from ...engine.files.paths import fsync_dir
 from ...engine.records.rows import BodyRow
 from ...errors import StorageError
 from ..formats.sqs import HEADER, HEADER_BYTES, Sqs
-from .layout import NO_FILE, BodyFile, BodyLayout, Location, examine_folder, list_numbers
+from .layout import (
+    NO_FILE,
+    BodyFile,
+    BodyLayout,
+    Location,
+    examine_folder,
+    list_numbers,
+    list_parts,
+)
 from .punch import punch
 from .reader import BodyReader
+from .streams import PART_SUFFIX, StreamReader, StreamWriter
 
 __all__ = ["FILE_BYTES", "BodyFiles"]
 
@@ -49,6 +59,7 @@ class BodyFiles:
         self.offset = 0  # where the next record of the current file goes
         self.first_number = self.next_number = next_number
         self._file_bytes = file_bytes
+        self._has_folder = False
         self._fd = -1
         # What ``sync`` is to do. Deques, for it runs in another thread: each step is atomic.
         self._dirty: deque[int] = deque()
@@ -56,6 +67,7 @@ class BodyFiles:
         self._names: deque[None] = deque()
         self._reader = BodyReader(folder, layout.last_v1_file)
         self._leaving: set[int] = set()  # forgotten, and perhaps still there
+        self.left_parts: list[int] = []  # of streamed bodies that were under way at a crash
         self._known = set(layout.numbers)  # were there at open or begun since, and not forgotten
         self.v1 = {
             number: os.stat(self.path(number)).st_size
@@ -76,10 +88,13 @@ class BodyFiles:
             StorageError: the folder cannot be read.
         """
         layout = examine_folder(folder)
-        following = max([least, *(number + 1 for number in layout.numbers)])
+        parts = list_parts(folder)
+        following = max([least, *(number + 1 for number in (*layout.numbers, *parts))])
         bound = FILE_BYTES if file_bytes is None else file_bytes
         try:
-            return cls(folder, layout, next_number=following, file_bytes=bound)
+            files = cls(folder, layout, next_number=following, file_bytes=bound)
+            files.left_parts = parts
+            return files
         except OSError as exc:
             raise StorageError(f"{exc.filename}: {exc.strerror}") from exc
 
@@ -146,7 +161,7 @@ class BodyFiles:
         number = self.next_number
         path = self.path(number)
         try:
-            if number == self.first_number:
+            if not self._has_folder:
                 self._make_folder()
             fd = os.open(path, _NEW, 0o600)
             try:
@@ -160,6 +175,7 @@ class BodyFiles:
             raise self._error(exc) from exc
         self.next_number = number + 1
         self._known.add(number)
+        self._has_folder = True
         self.current, self.offset, self._fd = number, HEADER_BYTES, fd
         self._names.append(None)
 
@@ -169,6 +185,39 @@ class BodyFiles:
         except FileExistsError:
             return
         fsync_dir(os.path.dirname(self.folder))
+
+    def begin_stream(self, record_id: bytes) -> StreamWriter:
+        """A writer of a streamed body, for any thread; then ``take_in`` or ``discard`` it.
+
+        Whoever has it keeps the file busy: no row leads there.
+
+        Raises:
+            StorageFullError, StorageError: the folder cannot be made.
+        """
+        if not self._has_folder:
+            try:
+                self._make_folder()
+            except OSError as exc:
+                raise self._error(exc) from exc
+            self._has_folder = True
+        number = self.next_number
+        self.next_number = number + 1
+        return StreamWriter(self.path(number), number, record_id)
+
+    def take_in(self, body: StreamWriter) -> None:
+        """A finished streamed body is one of the files: the next ``sync`` makes it durable."""
+        self._known.add(body.number)
+        fd, body.fd = body.fd, -1
+        self._dirty.append(fd)
+        self._sealed.append(fd)
+        self._names.append(None)
+
+    def remove_left_parts(self) -> None:
+        """Remove what a crash has left of streamed bodies. In any thread; blocks."""
+        for number in list(self.left_parts):  # another pass may be at it: no number comes again
+            with suppress(OSError):  # it is tried again after the next open
+                os.unlink(self.path(number) + PART_SUFFIX)
+        self.left_parts.clear()
 
     def seal(self) -> None:
         """Nothing more goes to the current file."""
@@ -209,6 +258,10 @@ class BodyFiles:
             StorageError: the disk failed.
         """
         return self._reader.read(location, id)
+
+    def open_stream(self, location: Location, id: bytes) -> StreamReader | None:
+        """See ``BodyReader.open_stream``. In any thread; blocks."""
+        return self._reader.open_stream(location, id)
 
     def problem(self, number: int, rows: Sequence[BodyRow]) -> str:
         """Why a file is not the one that these rows of it were written with; see ``BodyReader``."""

@@ -102,7 +102,7 @@ class BodyFolder:
 
 def _is_whole(reader: BodyReader, row: BodyRow) -> bool:
     try:
-        return reader.read_row(row) is not None
+        return reader.has_row(row)
     except SegmentCorruptError:
         return False
     except StorageError:

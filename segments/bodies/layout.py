@@ -5,6 +5,7 @@
     bodies<i>/
       3.rdq  4.rdq        format 1, no number above ``last_v1_file``: only ever read
       5.sqs  6.sqs …      format 2: what is written
+      7.sqs.part          a streamed body under way, or left by a crash: nobody counts it
 
 The suffix names the format and the numbers are kept apart, so one comparison gives it for any
 location. A release before us that went on with such a folder would have made ``.rdq`` files above
@@ -30,6 +31,7 @@ __all__ = [
     "examine_folder",
     "file_name",
     "list_numbers",
+    "list_parts",
 ]
 
 # On disk: never renumber.
@@ -39,6 +41,7 @@ OLDEST_BODY_FORMAT = 1
 
 NO_FILE: Final = -1
 _NAME: Final = re.compile(r"(0|[1-9][0-9]{0,18})(\.[A-Za-z0-9]+)", re.ASCII)
+_PART: Final = re.compile(r"(0|[1-9][0-9]{0,18})\.sqs\.part", re.ASCII)
 _MAGIC_BYTES: Final = 4
 
 
@@ -72,6 +75,15 @@ def file_name(number: int, last_v1_file: int) -> str:
 def list_numbers(folder: str) -> list[int]:
     """Numbers of the body files in a folder, ascending."""
     return sorted(number for number, suffix in _names(folder) if suffix in FORMATS)
+
+
+def list_parts(folder: str) -> list[int]:
+    """Numbers of streamed bodies that are under way, or were at a crash."""
+    try:
+        names = os.listdir(folder)
+    except OSError:  # ``examine_folder`` says why
+        return []
+    return [int(match[1]) for name in names if (match := _PART.fullmatch(name))]
 
 
 def examine_folder(folder: str) -> BodyLayout:

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from ...engine.records.rows import BodyRow
+from ...engine.records.task import WHOLE_BYTES_MAX
 from ...errors import SegmentCorruptError, StorageError
 from ..formats.rdq import Rdq
 from ..formats.sqs import Sqs
 from .layout import Location, examine_folder, file_name
+from .streams import StreamReader
 
 __all__ = ["BodyReader"]
 
@@ -49,6 +51,9 @@ class BodyReader:
     def read(self, location: Location, id: bytes) -> bytes | None:
         """See ``BodyFiles.read``."""
         number, offset, size = location
+        if size > WHOLE_BYTES_MAX and number > self.last_v1_file:
+            streamed = self.open_stream(location, id)
+            return None if streamed is None else _all_of(streamed, id)
         try:
             fd = self._file(number)
             if fd < 0:
@@ -71,6 +76,38 @@ class BodyReader:
                 reason=exc.reason,
             ) from exc
         return record.payload
+
+    def open_stream(self, location: Location, id: bytes) -> StreamReader | None:
+        """A reader of one body of format 2, in slices. None: the file is not there (any more).
+
+        Raises:
+            SegmentCorruptError: there is no such record at that place.
+            StorageError: the disk failed.
+        """
+        try:
+            return StreamReader(self.path(location.file), location, id)
+        except FileNotFoundError:
+            return None
+        except SegmentCorruptError as exc:
+            raise _named(exc, id) from exc
+
+    def has_row(self, row: BodyRow) -> bool:
+        """Whether the body that a row leads to is there, whole; a streamed one is not kept.
+
+        Raises as ``read`` does.
+        """
+        if row.size <= WHOLE_BYTES_MAX or row.file <= self.last_v1_file:
+            return self.read_row(row) is not None
+        streamed = self.open_stream(Location(row.file, row.offset, row.size), row.record_id)
+        if streamed is None:
+            return False
+        try:
+            streamed.check()
+        except SegmentCorruptError as exc:
+            raise _named(exc, row.record_id) from exc
+        finally:
+            streamed.close()
+        return True
 
     def read_row(self, row: BodyRow) -> bytes | None:
         """The body that a ``b/`` row leads to; see ``read``."""
@@ -126,3 +163,19 @@ class BodyReader:
         """Let go of all files. Idempotent."""
         while self._open:
             os.close(self._open.popitem()[1])
+
+
+def _all_of(streamed: StreamReader, id: bytes) -> bytes:
+    try:
+        return streamed.read(streamed.size)
+    except SegmentCorruptError as exc:
+        raise _named(exc, id) from exc
+    finally:
+        streamed.close()
+
+
+def _named(exc: SegmentCorruptError, id: bytes) -> SegmentCorruptError:
+    where = str(exc).removesuffix(exc.reason)
+    return SegmentCorruptError(
+        f"{where}body {id.hex()}: {exc.reason}", offset=exc.offset, reason=exc.reason
+    )

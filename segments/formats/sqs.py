@@ -25,7 +25,15 @@ from ...errors import LimitError, PayloadTooLargeError, SegmentCorruptError, Usa
 from ..source import Source
 from .checksums import crc32
 from .item import Damage, Hole, Item, Record, Torn
-from .sqs_search import CHECKED, CHECKED_BYTES, CRC_AT, Sums, candidates, is_intact
+from .sqs_search import (
+    CHECKED,
+    CHECKED_BYTES,
+    CRC_AT,
+    Sums,
+    candidates,
+    crc_of_both,
+    is_intact,
+)
 from .window import ReadAhead
 
 __all__ = ["HEADER", "HEADER_BYTES", "SIZE_MAX", "Sqs"]
@@ -87,6 +95,12 @@ class Sqs:
         size = _SIZE_MIN[kind] + len(body)
         head = bytes([kind]) + size.to_bytes(4, "big") + id
         return head + crc32(body, crc32(head)).to_bytes(4, "big") if checksum else head
+
+    def head_of(self, id: bytes, body_bytes: int, body_crc: int) -> bytes:
+        """As ``encode_head``, for a body that is written already: its bytes and its CRC-32."""
+        size = _SIZE_MIN[CHECKED] + body_bytes
+        head = bytes([CHECKED]) + size.to_bytes(4, "big") + id
+        return head + crc_of_both(crc32(head), body_crc, body_bytes).to_bytes(4, "big")
 
     def holes(self, gap: int) -> bytes:
         """Bytes to write where a gap begins; the rest of it may stay as it is.

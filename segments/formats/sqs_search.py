@@ -15,7 +15,7 @@ from ..source import Source
 from .checksums import crc32
 from .window import ReadAhead
 
-__all__ = ["CHECKED", "CHECKED_BYTES", "CRC_AT", "Sums", "candidates", "is_intact"]
+__all__ = ["CHECKED", "CHECKED_BYTES", "CRC_AT", "Sums", "candidates", "crc_of_both", "is_intact"]
 
 # On disk: never renumber.
 CHECKED: Final = 4  # the type of a message with a checksum
@@ -98,6 +98,11 @@ def _shift(crc: int, count: int) -> int:
         if count >> bit & 1:
             crc = _times(_POWERS[bit], crc)
     return crc
+
+
+def crc_of_both(first: int, second: int, count: int) -> int:
+    """CRC of two ranges side by side, from that of each; ``count``: bytes of the second."""
+    return _shift(first, count) ^ second
 
 
 def candidates(window: ReadAhead, start: int) -> Iterator[tuple[int, int]]:

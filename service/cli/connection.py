@@ -26,7 +26,7 @@ from ...errors import AccessDeniedError, LockedError, StorePathError, Unreachabl
 from ...repository.api.engine import Engine
 from ...repository.api.open import open_engine
 from ...repository.api.read_only import open_read_only
-from ...repository.model.values import Limits
+from ...repository.model.values import PAYLOAD_BYTES_MAX, Limits
 from .output import shown
 
 __all__ = [
@@ -50,7 +50,7 @@ __all__ = [
 T = TypeVar("T")
 
 # The largest tasks that any engine takes: the service that hands them out may allow less.
-LIMITS: Final = Limits(payload_bytes_max=3 << 20, headers_bytes_max=512 << 10)
+LIMITS: Final = Limits(payload_bytes_max=PAYLOAD_BYTES_MAX, headers_bytes_max=512 << 10)
 ANSWER_TIMEOUT_S: Final = 2.0  # of a service whose folder can be read instead
 CONNECT_TIMEOUT_S: Final = 30.0  # of one that must answer
 _SCHEMES: Final = ("unix://", "tcp://", "http://", "https://", "lodeq://")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from ...errors import RecordCorruptError
+from ...errors import PayloadNotLoadedError, RecordCorruptError
 from ...repository.model.json_values import dumps, marked, rendered
 from ...repository.model.values import Attempt, EngineStats, QueueStats, Result, Task
 from ...repository.tasks.task_end import DAMAGED
@@ -67,6 +67,8 @@ def _readable(task: Task) -> Task:
     """The task without parts that cannot be decoded: they must not hide the rest of a list."""
     try:
         task.payload, task.headers  # noqa: B018 - reading them decodes them
+    except PayloadNotLoadedError as exc:
+        return replace(task, payload=f"({exc.size_bytes} bytes)")
     except RecordCorruptError:
         return replace(task, payload=None, headers={}, reason=task.reason or DAMAGED.decode())
     return task

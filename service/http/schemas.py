@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Final, get_type_hints
 
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
-from ...client.calls import CLAIM_ID_BYTES
+from ...client.calls import CLAIM_ID_BYTES, PAYLOAD_PART_BYTES_MAX
 from ...client.documents.records import Granted
 from ...client.documents.wire import KINDS
 from ...engine import values as engine_values
@@ -53,6 +53,7 @@ from ...repository.model.task_options import (
     PRIORITY_MAX,
     WORKER_BYTES_MAX,
 )
+from ...repository.model.values import PAYLOAD_BYTES_MAX
 from ...repository.tasks.operators.history import PAGE_MAX as HISTORY_PAGE_MAX
 from ...repository.tasks.task_list import PAGE_MAX
 from ...repository.workflows.listing import PAGE_MAX as WORKFLOWS_PAGE_MAX
@@ -93,6 +94,7 @@ __all__ = [
     "Nothing",
     "OpenWorkflow",
     "PartsQuery",
+    "PayloadQuery",
     "Policy",
     "Problem",
     "PublishFunctions",
@@ -739,6 +741,13 @@ class TenantsQuery(Query):
     all_tenants: bool = False
 
 
+class PayloadQuery(Query):
+    """A part of a payload."""
+
+    offset: Annotated[int, Meta(ge=0, le=PAYLOAD_BYTES_MAX)] = 0
+    bytes: Annotated[int, Meta(ge=0, le=PAYLOAD_PART_BYTES_MAX)] = PAYLOAD_PART_BYTES_MAX
+
+
 class ResultQuery(Query):
     """How long to wait for a result."""
 
@@ -840,7 +849,18 @@ def _answer(name: str, source: type, *omitted: str, **others: Any) -> type[Struc
 
 Receipt = _answer("Receipt", values.Receipt)
 Progress = _answer("Progress", values.Progress, fraction=float | None)
-Task = _answer("Task", values.Task, "payload", "headers", state=State, progress=none_or(Progress))
+Task = _answer(
+    "Task",
+    values.Task,
+    "payload",
+    "headers",
+    state=State,
+    progress=none_or(Progress),
+    payload_bytes=Count,
+)
+PayloadPart = defstruct(
+    "PayloadPart", [("payload_bytes", Count), ("crc32", Count), ("data", Base64)], kw_only=True
+)
 Lease = _answer("Lease", Granted, "payload", "headers", policy=Base64)
 Result = _answer(
     "Result",

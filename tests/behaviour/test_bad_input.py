@@ -283,7 +283,7 @@ def test_wrong_values():
         with pytest.raises(UsageError):
             Backoff(**options)
     for options in (
-        {"payload_bytes_max": 4 << 20},
+        {"payload_bytes_max": 65 << 20},
         {"payload_bytes_max": -1},
         {"pending_max": 0},
         {"results_max": -1},

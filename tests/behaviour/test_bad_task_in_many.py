@@ -36,7 +36,7 @@ async def engine(request):
         (NewTask(object()), r"tasks\[2\]: payload cannot be packed"),
         (NewTask(b"x", priority=11), r"tasks\[2\](: |\.)priority"),
         (NewTask(b"x", delay=-1), r"tasks\[2\]: delay"),
-        (NewTask(b"x" * (2 << 20)), r"tasks\[2\]: payload is 2097152 bytes"),
+        (NewTask(b"x" * (17 << 20)), r"tasks\[2\]: payload is 17825792 bytes"),
         ("mail", r"tasks\[2\]: tasks must be lodeq.NewTask, not str"),
         (NewTask(b"x", queue="Mail!"), r"tasks\[2\]: queue name"),
     ],
@@ -99,6 +99,6 @@ async def test_positions_are_those_of_the_callers_list():
 async def test_too_large_names_the_setting():
     async with lodeq.testing.open() as engine:
         with pytest.raises(lodeq.PayloadTooLargeError, match="payload_bytes_max"):
-            await engine.queue("mail").enqueue(b"x" * (2 << 20))
+            await engine.queue("mail").enqueue(b"x" * (17 << 20))
         with pytest.raises(lodeq.PayloadTooLargeError, match="headers_bytes_max"):
             await engine.queue("mail").enqueue(b"x", headers={"x": "y" * (1 << 20)})

@@ -164,7 +164,7 @@ async def test_a_refused_enqueue_many_has_a_receipt_of_none_for_each(clock):
 async def test_every_failure_of_an_enqueue_many_has_an_entry_for_each_task(options):
     async with faulty() as rig:
         tasks = [NewTask(b"x", **options)] * 3
-        for wrong, error in ((object(), UsageError), (b"x" * (2 << 20), PayloadTooLargeError)):
+        for wrong, error in ((object(), UsageError), (b"x" * (17 << 20), PayloadTooLargeError)):
             for call in (rig.queue.enqueue_many, rig.engine.enqueue_many):
                 given = [task._replace(queue="mail") for task in (*tasks, NewTask(wrong))]
                 with pytest.raises(error) as caught:

@@ -123,6 +123,28 @@ async def test_a_task_is_claimed_and_completed(engine, queue):
     assert (await engine.get(receipt.id)).state == "completed"
 
 
+async def test_a_payload_of_any_size_is_read_whole_or_in_slices(engine, queue):
+    data = bytes(range(256)) * 300
+    for given, packed in ((data, data), (b"", b""), ({"a": 1}, b"\x81\xa1a\x01")):
+        receipt = await queue.enqueue(given)
+        assert await engine.read_payload(receipt.id) == given
+        async with await engine.open_payload(receipt.id) as reader:
+            assert reader.size == len(packed)
+            assert await reader.read(3) + await reader.read() == packed
+        lease = await queue.claim_one()
+        assert lease.payload_bytes == len(packed)
+        assert await lease.read_payload() == given
+        slices = [some async for some in await lease.open_payload(slice_bytes=50_000)]
+        assert b"".join(slices) == packed
+        assert all(len(some) == 50_000 for some in slices[:-1])
+        await lease.complete()
+        for read in (engine.read_payload, engine.open_payload):
+            with pytest.raises(lodeq.TaskNotFoundError):
+                await read(receipt.id)
+    with pytest.raises(lodeq.UsageError, match="slice_bytes"):
+        await engine.open_payload(receipt.id, slice_bytes=0)
+
+
 async def test_options_of_a_queue_hold_for_tasks_of_its_other_tenants(engine):
     retry = lodeq.Backoff("fixed", base=7.0)
     mail = engine.queue("mail", max_attempts=2, retention=9, dead_retention=8, backoff=retry)

@@ -94,7 +94,7 @@ def test_order_holds_and_what_is_no_task_is_set_aside(spark: SparkSession, tmp_p
     assert report.is_ok, report
     assert (report.read, report.staged, report.loaded) == (31, 30, 30)
     assert [(one.why, one.entries) for one in report.reasons] == [
-        ("its payload is above 1,048,576 bytes", 1)
+        ("its payload is above 3,145,728 bytes: `lodeq import` may take it", 1)
     ]
     (aside,) = spark.read.parquet(report.aside).collect()
     assert bytes(aside["payload"]) == big

@@ -85,7 +85,8 @@ def test_more_than_a_submission_takes_is_not_decoded():
 def test_the_largest_payload_an_engine_takes_is_below_the_bound():
     lodeq.Limits(payload_bytes_max=3 * MIB, result_bytes_max=3 * MIB)
     with pytest.raises(lodeq.UsageError):
-        lodeq.Limits(payload_bytes_max=VALUE_BYTES_MAX)
+        lodeq.Limits(result_bytes_max=VALUE_BYTES_MAX)
+    assert lodeq.Limits(payload_bytes_max=64 * MIB).value_bytes_max < VALUE_BYTES_MAX
 
 
 @pytest.mark.anyio

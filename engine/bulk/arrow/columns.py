@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ....errors import UsageError
+from ...records.task import PAYLOAD_AT, has_body, raw_bytes_of
 from ...store.port import Rows
 from ..ranges import KeyRange
 from ..reader import BATCH_BYTES, BATCH_ROWS, ShardReader
@@ -110,10 +111,25 @@ def read_columns(
         table: name of the table, one of ``TABLES``.
         columns: names of the columns wanted; None: all of the table.
         rows: rows of a batch at most.
-        bytes_max: stored bytes of a batch, about.
+        bytes_max: stored bytes of a batch, about; payloads outside the tree count as well.
         bodies: reads payloads that lie outside the tree; needed where some do, and ``payload`` is
             wanted.
         verify: whether each record's checksum is compared.
     """
+    has_payloads = bodies is not None and table == "tasks"
     for batch in reader.batches(one.lower, one.upper, rows=rows, bytes_max=bytes_max):
-        yield to_columns(reader, batch, table, columns, bodies=bodies, verify=verify)
+        for some in _bounded(batch, bytes_max) if has_payloads else (batch,):
+            yield to_columns(reader, some, table, columns, bodies=bodies, verify=verify)
+
+
+def _bounded(batch: Rows, bytes_max: int) -> Iterator[Rows]:
+    """Parts of a batch of tasks, each with about ``bytes_max`` of payloads that lie outside."""
+    begin = size = 0
+    for at, (_, value) in enumerate(batch):
+        if has_body(value) and len(value) > PAYLOAD_AT:
+            size += raw_bytes_of(value)
+        if size > bytes_max and at > begin:
+            yield batch[begin:at]
+            begin, size = at, raw_bytes_of(value)
+    if begin < len(batch):
+        yield batch[begin:]

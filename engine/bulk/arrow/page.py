@@ -211,7 +211,7 @@ class Page:
         if kept.all() and not codes.any():
             return list(stored)
         return [
-            inflate(code, data, size) if is_kept else None
+            (inflate(code, data, size) if code else data) if is_kept else None
             for data, code, size, is_kept in zip(
                 stored, codes.tolist(), self.field("raw").tolist(), kept.tolist(), strict=True
             )

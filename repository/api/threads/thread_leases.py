@@ -10,14 +10,45 @@ from typing import TYPE_CHECKING, Any, Self
 from ....engine.records.policy import Policy
 from ....engine.runtime.task_id import TaskId
 from ....errors import ClosedError
+from ...model.codec import SLICE_BYTES
 from ...tasks.lease import Lease
+from ...tasks.streamed_payloads import PayloadReader
 from .thread_calls import ThreadTwin, blocking
 
 if TYPE_CHECKING:
     from ..leases import LeaseStream
     from .thread_calls import ThreadCalls
 
-__all__ = ["ThreadLease", "ThreadLeaseStream"]
+__all__ = ["ThreadLease", "ThreadLeaseStream", "ThreadPayloadReader"]
+
+
+class ThreadPayloadReader(ThreadTwin[PayloadReader]):
+    """A ``PayloadReader`` whose calls block: ``with`` it, iterate over it, or ``read``."""
+
+    __slots__ = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole payload."""
+        return self._twin.size
+
+    read = blocking(PayloadReader.read)
+    """See ``PayloadReader.read``, also for Durability and Cancellation."""
+
+    def close(self) -> None:
+        """See ``PayloadReader.aclose``, also for Durability and Cancellation."""
+        self._call(self._twin.aclose)
+
+    def __iter__(self) -> Iterator[bytes]:
+        while data := self.read(self._twin.slice_bytes):
+            yield data
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 class ThreadLease(ThreadTwin[Lease]):
@@ -39,6 +70,19 @@ class ThreadLease(ThreadTwin[Lease]):
     def payload(self) -> Any:
         """The payload given at enqueue."""
         return self._twin.payload
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the payload, as it was packed and before compression."""
+        return self._twin.payload_bytes
+
+    read_payload = blocking(Lease.read_payload)
+    """See ``Lease.read_payload``, also for Durability and Cancellation."""
+
+    def open_payload(self, *, slice_bytes: int = SLICE_BYTES) -> ThreadPayloadReader:
+        """See ``Lease.open_payload``, also for Durability and Cancellation."""
+        reader = self._call(self._twin.open_payload, slice_bytes=slice_bytes)
+        return ThreadPayloadReader(reader, self._call)
 
     @property
     def headers(self) -> Mapping[str, Any]:

@@ -46,6 +46,9 @@ class ThreadQueue(ThreadTwin[Queue]):
     enqueue = blocking(Queue.enqueue)
     """See ``Queue.enqueue``, also for Durability and Cancellation."""
 
+    enqueue_stream = blocking(Queue.enqueue_stream)
+    """See ``Queue.enqueue_stream``, also for Durability and Cancellation."""
+
     def enqueue_many(
         self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
     ) -> builtins.list[Receipt]:

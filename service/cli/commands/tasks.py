@@ -326,7 +326,7 @@ async def _hand_out(leases: list[Lease], as_json: bool) -> None:
     """Print each lease. Release those that cannot be printed: nobody else could end them."""
     for n, lease in enumerate(leases):
         try:
-            _print_lease(lease, as_json)
+            _print_lease(lease, await lease.read_payload(), as_json)
             flush()
         except Exception as exc:
             for unseen in leases[n:]:
@@ -338,11 +338,11 @@ async def _hand_out(leases: list[Lease], as_json: bool) -> None:
             raise click.exceptions.Exit(_NOT_ALL) from exc
 
 
-def _print_lease(lease: Lease, as_json: bool) -> None:
+def _print_lease(lease: Lease, payload: Any, as_json: bool) -> None:
     text = grant_text(Grant(lease.task_id, lease.epoch, lease.token))
     if not as_json:
         why = f"  {brief(lease.reason)}" if lease.dead_at is not None else ""
-        print_line(f"{text}  attempt {lease.attempt}{why}  {brief(lease.payload)}")
+        print_line(f"{text}  attempt {lease.attempt}{why}  {brief(payload)}")
         return
     document = {
         "lease": text,
@@ -354,7 +354,7 @@ def _print_lease(lease: Lease, as_json: bool) -> None:
         "deadline": lease.deadline,
         **({"dead_at": lease.dead_at, "reason": lease.reason} if lease.dead_at else {}),
         **marked("headers", dict(lease.headers)),
-        **marked("payload", lease.payload),
+        **marked("payload", payload),
     }
     print_json([document])
 

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from ....engine.records.keyspace import check_name
 from ....engine.runtime.task_id import TaskId
-from ....errors import RecordCorruptError, TaskNotFoundError, UsageError
+from ....errors import PayloadNotLoadedError, RecordCorruptError, TaskNotFoundError, UsageError
 from ....repository.api.queue import Queue
 from ....repository.api.view import LeaseTimes
 from ....repository.model.codec import CodecBytes
@@ -197,6 +197,10 @@ async def task_page(engine: AnyEngine, trace: Trace, text: str) -> dict[str, Any
     task = await view.task(task_id, "stored")
     if task is None:
         return None
+    try:
+        _ = task.payload
+    except PayloadNotLoadedError as exc:
+        task = replace(task, payload=f"({exc.size_bytes} bytes)")
     result = await _result(view, task_id)
     codec = view.codec(task.queue)
     if codec is not None:

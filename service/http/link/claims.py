@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ....engine.records.task import created_us
-from ....errors import LodeqError, RecordCorruptError
+from ....errors import LodeqError, PayloadNotLoadedError, RecordCorruptError
 from ....repository.api.direct_calls import ClaimOutcome
 from ....repository.api.queue import Queue as EngineQueue
 from ....repository.model.arguments import duration_s
@@ -219,8 +219,12 @@ def _lease_entries(leases: Sequence[Lease]) -> list[Any]:
     for lease in leases:
         try:
             kind, data, headers = lease.stored
+            streamed: tuple[int, ...] = ()
+        except PayloadNotLoadedError:  # the client reads it, in slices
+            kind, data, headers = MSGPACK, b"", lease.stored_headers
+            streamed = (lease.payload_bytes,)
         except RecordCorruptError:  # raised where the payload is read, as from an embedded engine
-            kind, data, headers = MSGPACK, b"", b""
+            kind, data, headers, streamed = MSGPACK, b"", b"", ()
         entries.append(
             (
                 bytes(lease.task_id),
@@ -237,6 +241,7 @@ def _lease_entries(leases: Sequence[Lease]) -> list[Any]:
                 headers or None,
                 lease.bucket.lane.tenant.decode(),
                 lease.face or None,
+                *streamed,
             )
         )
     return entries

@@ -105,7 +105,7 @@ def _enqueue(link: LinkPort, entry: requests.Enqueue) -> None:
 
 
 async def _enqueue_slowly(link: LinkPort, queue: EngineQueue, entry: requests.Enqueue) -> None:
-    bytes_max = link.serving.hub.limits.payload_bytes_max
+    bytes_max = link.serving.hub.limits.value_bytes_max
     payload = await _checked(link, entry.kind, entry.payload, bytes_max, "payload")
     receipt = await queue.enqueue(payload)
     link.answer(entry.id, bytes(receipt.id))
@@ -128,7 +128,7 @@ def _enqueue_many(link: LinkPort, entry: requests.EnqueueMany) -> None:
 async def _enqueue_many_slowly(
     link: LinkPort, queue: EngineQueue, entry: requests.EnqueueMany
 ) -> None:
-    kind, bytes_max = entry.kind, link.serving.hub.limits.payload_bytes_max
+    kind, bytes_max = entry.kind, link.serving.hub.limits.value_bytes_max
     async with link.slow_enqueues:
         if link.transport is None:
             return

@@ -12,10 +12,10 @@ from ..admission import Refusals
 from ..server_state import ServerState
 from ..unread_answers import UnreadAnswers
 
-__all__ = ["CLAIM_PAYLOAD_BYTES_MAX", "LinkServing"]
+__all__ = ["CLAIM_RECORD_BYTES_MAX", "LinkServing"]
 
-# A claim stops at 4 MiB of bodies, so its answer fits a frame if one payload more does.
-CLAIM_PAYLOAD_BYTES_MAX: Final = 2 << 20
+# A claim stops at 4 MiB of records, so its answer fits a frame of 8 MiB if one record more does.
+CLAIM_RECORD_BYTES_MAX: Final = (3 << 20) + (512 << 10)
 
 
 class LinkServing:
@@ -49,7 +49,8 @@ class LinkServing:
             unread = UnreadAnswers(hub.settings.answers_bytes_max)
         self.unread = unread
         hub.callers.call_when_revoked(self._end_revoked)
-        is_small = hub.limits.payload_bytes_max <= CLAIM_PAYLOAD_BYTES_MAX
+        limits = hub.limits
+        is_small = limits.value_bytes_max + limits.headers_bytes_max <= CLAIM_RECORD_BYTES_MAX
         self.operations: Sequence[int] = [int(one) for one in Op if one is not Op.CLAIM or is_small]
 
     def access_of(self, given: str | None) -> Access | None:

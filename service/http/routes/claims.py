@@ -15,6 +15,7 @@ from ....errors import (
     LeaseLostError,
     LodeqError,
     NotLeaderError,
+    PayloadNotLoadedError,
     RecordCorruptError,
     UsageError,
 )
@@ -143,11 +144,16 @@ def lease_doc(form: Form, lease: Lease) -> dict[str, Any]:
         "labels": {},
         **face_fields(lease.face),
     }
+    doc["payload_bytes"] = lease.payload_bytes
     try:
         kind, data, headers = lease.stored
+    except PayloadNotLoadedError:  # the client reads it, in slices
+        headers = lease.stored_headers
     except RecordCorruptError:  # raised where the payload is read, as from an embedded engine
-        kind, data, headers = MSGPACK, b"", b""
-    form.put(doc, "payload", Stored(kind, data))
+        headers = b""
+        form.put(doc, "payload", Stored(MSGPACK, b""))
+    else:
+        form.put(doc, "payload", Stored(kind, data))
     if headers:
         form.put(doc, "headers", Stored(MSGPACK, headers))
     return doc

@@ -96,7 +96,7 @@ def _check_no_queue_options(document: schemas.EnqueueMany) -> None:
 async def new_tasks(context: RequestContext, documents: Sequence[schemas.NewTask]) -> list[NewTask]:
     """The tasks of an enqueue or of a ``then``, for the engine."""
     tasks = []
-    bytes_max = context.server.limits.payload_bytes_max
+    bytes_max = context.server.limits.value_bytes_max
     for document in documents:
         payload = document.payload
         if payload is not UNSET and document == schemas.NewTask(payload=payload):  # nearly all are
@@ -109,7 +109,7 @@ async def new_tasks(context: RequestContext, documents: Sequence[schemas.NewTask
 
 async def _task(context: RequestContext, document: schemas.NewTask | schemas.Enqueue) -> NewTask:
     limits = context.server.limits
-    payload = await context.value(document, "payload", limits.payload_bytes_max)
+    payload = await context.value(document, "payload", limits.value_bytes_max)
     if payload is None:
         raise UsageError("a task needs 'payload' (or 'payload_base64')")
     headers = stored_of(context.form, document, "headers")

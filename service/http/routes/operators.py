@@ -53,6 +53,7 @@ __all__ = [
     "health",
     "migrate_bodies",
     "pause",
+    "payload",
     "purge",
     "queue_stats",
     "queues",
@@ -83,6 +84,21 @@ async def get(context: RequestContext) -> Response:
         raise TaskNotFoundError(f"no task {task_id}", task_id=task_id)
     await context.turns.give()
     return context.answer(task_doc(context.out, task, None))
+
+
+@operation(
+    "GET /tasks/{task_id}/payload",
+    schemas.PayloadPart,
+    needs=Role.PRODUCER | Role.READER | Role.WORKER,
+    names=task_in_path,
+)
+async def payload(context: RequestContext, query: schemas.PayloadQuery) -> Response:
+    """Get a part of a task's payload."""
+    part = context.server.view.payload_part
+    size, crc, data = await part(context.task_id, query.offset, query.bytes)
+    await context.turns.give()
+    doc = {"payload_bytes": size, "crc32": crc, "data": context.out.raw(data)}
+    return context.answer(doc)
 
 
 @operation(

@@ -28,7 +28,6 @@ from .uniqueness import UniqueBy, uniqueness_of
 
 if TYPE_CHECKING:
     from ....repository.api.queue import Queue
-    from ....repository.tasks.lease import Lease
 
 __all__ = [
     "NAME_HEADER",
@@ -445,13 +444,12 @@ class TaskFunction(Generic[P, R]):
 
     # -- run ---------------------------------------------------------------------------
 
-    def arguments(self, lease: Lease, is_named: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, payload: Any, is_named: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Read the call's arguments from a task's payload.
 
         Raises:
             UsageError: they do not match the signature and its annotations.
         """
-        payload = lease.payload
         args: tuple[Any, ...] = ()
         kwargs: dict[str, Any] = {}
         if isinstance(payload, dict) and all(isinstance(key, str) for key in payload):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from ....errors import UsageError
+from ....errors import PayloadNotLoadedError, UsageError
 from .batches import Batches
 from .cleanup import RunScope
 from .context import Context, running_in
@@ -232,6 +232,14 @@ async def _forget_cancellations(before: int) -> None:
         task.uncancel()
 
 
+async def _payload_of(lease: Lease) -> Any:
+    """The payload, of any size."""
+    try:
+        return lease.payload
+    except PayloadNotLoadedError:
+        return await lease.read_payload()
+
+
 async def _attempt(
     backend: WorkerBackend,
     handlers: Handlers,
@@ -243,10 +251,13 @@ async def _attempt(
     elsewhere = handlers.elsewhere
     try:
         function, is_named = handlers.find(context.lease)
-        args, kwargs = function.arguments(context.lease, is_named)
+        payload = await _payload_of(context.lease)
+        args, kwargs = function.arguments(payload, is_named)
     except NoSuchFunctionError as error:
         name = name_in(context.lease.headers) or ""
         return elsewhere.give_back(backend.clock, context, name, error)
+    except anyio.get_cancelled_exc_class():
+        raise
     except BaseException as error:  # noqa: BLE001 - a codec may raise anything
         if isinstance(error, UsageError) and function is not None:
             queue, name = function.queue, function.name

@@ -146,3 +146,13 @@ def test_no_command_but_init_makes_a_store(tmp_path):
         result = run(args[0], tmp_path / "nothing", *args[1:], code=2)
         assert "holds no store" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_payload_above_3_mib_is_shown_as_its_size_and_claimed_whole(store):
+    text = "x" * (4 << 20)
+    run("enqueue", store, "mail", "-", stdin=text)
+    (listed,) = objects("peek", store, "mail")
+    assert listed["payload"] == f"({len(text)} bytes)"
+    assert f"({len(text)} bytes)" in run("show", store, listed["id"]).stdout
+    taken = first("claim", store, "mail")
+    assert base64.b64decode(taken["payload_base64"]).decode() == text

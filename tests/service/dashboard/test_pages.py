@@ -408,3 +408,13 @@ async def test_the_page_of_a_task_has_its_attempts(engine, clock):
         assert '<h2 id="attempts">' in page.text
         assert "nacked" in page.text
         assert "<script>alert" not in page.text
+
+
+async def test_a_payload_above_3_mib_is_shown_as_its_size(tmp_path):
+    async with lodeq.open(tmp_path / "s") as engine, browsing(engine) as client:
+        receipt = await engine.queue("mail").enqueue(bytes(4 << 20))
+        for path in (f"/tasks/{receipt.id}", "/queues/mail", "/find?queue=mail"):
+            page = await client.get(path)
+            assert page.status_code == 200
+        page = await client.get(f"/tasks/{receipt.id}")
+        assert "(4194304 bytes)" in page.text

@@ -82,7 +82,7 @@ def by_name(queue, tenant):
     }
 
 
-BY_ID = {"get", "result", "attempts", "cancel", "enqueue_after"}
+BY_ID = {"get", "result", "attempts", "cancel", "enqueue_after", "payload"}
 BY_LEASE = {
     "heartbeat",
     "heartbeat_many",

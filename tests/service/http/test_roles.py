@@ -49,6 +49,7 @@ MAY = {
     "get": {"producer", "reader"},
     "result": {"producer", "reader"},
     "attempts": {"producer", "reader"},
+    "payload": {"producer", "worker", "reader"},
     "workflow_info": {"producer", "reader"},
     "settings": {"worker", "reader"},
     "functions": ANYBODY,

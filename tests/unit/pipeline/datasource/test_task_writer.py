@@ -221,7 +221,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
         ({"id": b"short"}, "not a task id"),
         ({"id": b"x" * 16}, "no id of a task, which is a UUID of version 7"),
         ({"dedup_key": "k", "slot": 1}, "slot 1 is not that of its key"),
-        ({"payload": b"x" * (2 << 20)}, "payload"),
+        ({"payload": b"x" * (4 << 20)}, "payload"),
     ],
 )
 def test_a_row_that_is_no_task_is_named(store: Path, row: dict, words: str) -> None:

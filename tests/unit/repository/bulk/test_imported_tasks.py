@@ -175,7 +175,7 @@ async def test_kinds_of_payload_and_limits() -> None:
         await take(engine, ImportedTask(b"\x81\xa1a\x01", "k", NOW_MS + DAY_MS, kind=1))
         assert [task.payload for task in await listed(engine, "ready")] == [{"a": 1}]
         with pytest.raises(PayloadTooLargeError):
-            await take(engine, ImportedTask(bytes(2 << 20), "large", NOW_MS + DAY_MS))
+            await take(engine, ImportedTask(bytes(17 << 20), "large", NOW_MS + DAY_MS))
         assert (await engine.queue("mail").stats()).ready == 1
 
 

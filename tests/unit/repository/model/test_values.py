@@ -44,14 +44,14 @@ def test_a_backoff_out_of_range_is_refused(options: Any) -> None:
 
 def test_the_defaults_are_the_documented_ones() -> None:
     assert Backoff() == Backoff("full_jitter", 5.0, 2.0, 900.0)
-    assert Limits() == Limits(1 << 20, 16 << 10, 1 << 20, None, 1_000_000, 1024)
+    assert Limits() == Limits(16 << 20, 16 << 10, 1 << 20, None, 1_000_000, 1024)
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"payload_bytes_max": -1},
-        {"payload_bytes_max": 4 << 20},
+        {"payload_bytes_max": (64 << 20) + 1},
         {"headers_bytes_max": 4 << 20},
         {"result_bytes_max": -1},
         {"pending_max": 0},

@@ -1,6 +1,7 @@
 """Once each, however often an import is begun anew, and wherever it was cut off."""
 
 import asyncio
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -168,6 +169,24 @@ def test_large_payloads_share_chunks_that_fit(tmp_path: Path) -> None:
     ]
 
 
+def test_payloads_above_3_mib_come_once(tmp_path: Path) -> None:
+    payloads = {n: bytes([n]) * ((9 << 20) + n) for n in range(1, 4)}  # LedgerQ takes 10 MiB
+    source = ledgerq(tmp_path / "source", [message(n, one) for n, one in payloads.items()])
+    store = tmp_path / "store"
+    assert run_import("ledgerq", source, store).imported == 3
+    shutil.rmtree(store / "imports", ignore_errors=True)
+    assert run_import("ledgerq", source, store).imported == 0  # and nothing is written again
+
+    async def read() -> list[bytes]:
+        async with lodeq.open(store) as engine:
+            await engine._runtime.body_gc.do_all()
+            found = await engine.queue("mail").list("ready")
+            return [await engine.read_payload(task.id) for task in found]
+
+    assert asyncio.run(read()) == list(payloads.values())
+    assert sum(len(list(folder.iterdir())) for folder in store.glob("bodies*")) == 3
+
+
 def test_large_headers_share_chunks_that_fit(tmp_path: Path) -> None:
     text = {str(n): "x" * 60_000 for n in range(8)}
     source = ledgerq(
@@ -187,7 +206,7 @@ def test_what_was_not_imported_is_not_there_already(tmp_path: Path) -> None:
         tmp_path / "source",
         [
             message(1, b"expired", expires_ns=AT_NS + 2),
-            message(2, bytes(2 << 20)),
+            message(2, bytes(17 << 20)),
             message(3, b"good"),
         ],
     )
