@@ -62,3 +62,21 @@ async def test_in_a_checkpoint(tmp_path):
         await engine.checkpoint(tmp_path / "copy")
     lodeq.restore(tmp_path / "copy", tmp_path / "restored")
     await all_come_back(tmp_path / "restored", clock, died)
+
+
+async def test_with_a_streamed_payload(tmp_path):
+    clock = StillClock()
+    data = bytes(range(256)) * (20 << 10)
+    async with lodeq.open(tmp_path / "s", clock=clock) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue(data)
+        await (await queue.claim())[0].bury("no")
+        (lease,) = await queue.claim(dead=True)
+        assert (lease.payload_bytes, await lease.read_payload()) == (len(data), data)
+        await lease.release()
+        (lease,) = await queue.claim(dead=True)
+        await lease.redrive()
+        (lease,) = await queue.claim()
+        assert await lease.read_payload() == data
+        await lease.complete()
+        await sound(engine)
