@@ -48,7 +48,7 @@ async def reads(client, task_id):
     await large.complete()
     with pytest.raises(lodeq.TaskNotFoundError):
         await client.read_payload(task_id)
-    with pytest.raises(lodeq.PayloadTooLargeError, match="enqueue a reference$"):
+    with pytest.raises(lodeq.PayloadTooLargeError, match=r"enqueue a reference$"):
         await queue.enqueue(LARGE)  # no setting of the server's changes that
     assert client.session.limits.payload_bytes_max == 3 << 20
 
