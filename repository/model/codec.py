@@ -154,10 +154,11 @@ def encode_value(value: Any, codec: Codec | None, limit: int, what: str) -> tupl
 def too_large(what: str, size: int, limit: int) -> PayloadTooLargeError:
     """The error for a value above its limit, with what to do."""
     highest = PAYLOAD_BYTES_MAX if what == "payload" else WHOLE_BYTES_MAX
+    is_fixed = limit in (highest, WHOLE_BYTES_MAX)  # of a client, or a load: no setting raises it
     raised = f", or open the store with limits=lodeq.Limits({what}_bytes_max=…)"
     return PayloadTooLargeError(
         f"{what} is {size} bytes, the limit is {limit}: store it elsewhere and enqueue "
-        f"a reference{raised if limit < highest else ''}",
+        f"a reference{'' if is_fixed else raised}",
         size_bytes=size,
         limit_bytes=limit,
     )

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
+from weakref import WeakSet
 
 from ...engine.files.disk_errors import error_class, short_write
 from ...engine.files.durable_files import sync_data
@@ -60,6 +61,7 @@ class BodyFiles:
         self.first_number = self.next_number = next_number
         self._file_bytes = file_bytes
         self._has_folder = False
+        self._streams: WeakSet[StreamWriter] = WeakSet()  # those under way
         self._fd = -1
         # What ``sync`` is to do. Deques, for it runs in another thread: each step is atomic.
         self._dirty: deque[int] = deque()
@@ -202,11 +204,14 @@ class BodyFiles:
             self._has_folder = True
         number = self.next_number
         self.next_number = number + 1
-        return StreamWriter(self.path(number), number, record_id)
+        body = StreamWriter(self.path(number), number, record_id)
+        self._streams.add(body)
+        return body
 
     def take_in(self, body: StreamWriter) -> None:
         """A finished streamed body is one of the files: the next ``sync`` makes it durable."""
         self._known.add(body.number)
+        self._streams.discard(body)
         fd, body.fd = body.fd, -1
         self._dirty.append(fd)
         self._sealed.append(fd)
@@ -337,7 +342,12 @@ class BodyFiles:
             raise StorageError(f"cannot punch {self.path(number)!r}: {exc.strerror}") from exc
 
     def close(self) -> None:
-        """Let go of all files; sync first what is to be durable. Idempotent."""
+        """Let go of all files; sync first what is to be durable. Idempotent.
+
+        Streamed bodies under way go: their numbers may be used again by whoever opens the files.
+        """
+        for body in list(self._streams):
+            body.discard()
         self.seal()
         for fd in _drained(self._sealed):
             os.close(fd)

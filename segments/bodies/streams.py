@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from threading import Lock
 from typing import Final, NoReturn
 
 from ...engine.files.disk_errors import error_class
 from ...engine.files.durable_files import sync_data
-from ...errors import SegmentCorruptError, StorageError
+from ...errors import ClosedError, SegmentCorruptError, StorageError
 from ..formats.checksums import crc32
 from ..formats.sqs import HEADER, HEADER_BYTES, Sqs
 from ..formats.sqs_search import CHECKED, CHECKED_BYTES, CRC_AT, crc_of_both
@@ -48,13 +49,21 @@ class StreamWriter:
         self.fd = -1
         self._path = path
         self._crc = 0
+        self._lock = Lock()  # a step in a thread ends before the files are closed
+        self._is_over = False
 
     def write(self, data: bytes | memoryview) -> None:
         """Append to the payload.
 
         Raises:
             StorageFullError, StorageError: the file is to be discarded.
+            ClosedError: the files are closed.
         """
+        with self._lock:
+            self._check()
+            self._write(data)
+
+    def _write(self, data: bytes | memoryview) -> None:
         try:
             if self.fd < 0:
                 self.fd = os.open(self._path + PART_SUFFIX, _NEW, 0o600)
@@ -76,8 +85,14 @@ class StreamWriter:
 
         Raises:
             StorageFullError, StorageError: the file is to be discarded.
+            ClosedError: the files are closed.
         """
-        self.write(b"")
+        with self._lock:
+            self._check()
+            return self._finish(is_durable=is_durable)
+
+    def _finish(self, *, is_durable: bool) -> Location:
+        self._write(b"")
         head = _codec.head_of(self.record_id, self.size, self._crc)
         try:
             os.pwrite(self.fd, head, HEADER_BYTES)
@@ -89,7 +104,16 @@ class StreamWriter:
         return Location(self.number, HEADER_BYTES, CHECKED_BYTES + self.size)
 
     def discard(self) -> None:
-        """Remove what was written. Idempotent."""
+        """Remove what was written; no step follows. Idempotent."""
+        with self._lock:
+            self._is_over = True
+            self._remove()
+
+    def _check(self) -> None:
+        if self._is_over:
+            raise ClosedError("the engine is closed")
+
+    def _remove(self) -> None:
         fd, self.fd = self.fd, -1
         if fd < 0:
             return

@@ -269,6 +269,29 @@ async def test_a_cancelled_stream_leaves_nothing(tmp_path: Path) -> None:
         assert files_of(tmp_path) == []
 
 
+@on_loop
+async def test_a_close_ends_what_is_under_way(tmp_path: Path) -> None:
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def waiting() -> AsyncIterator[bytes]:
+        yield LARGE
+        reached.set()
+        await go_on.wait()
+        yield LARGE
+
+    async with opened(tmp_path) as engine:
+        task = asyncio.create_task(engine.queue("q").enqueue_stream(waiting()))
+        await reached.wait()
+    assert files_of(tmp_path) == []
+    async with opened(tmp_path) as engine:  # it may take the number of that file
+        receipt = await engine.queue("q").enqueue(LARGE)
+        go_on.set()
+        with pytest.raises(lodeq.ClosedError):
+            await task
+        assert await engine.read_payload(receipt.id) == LARGE
+        assert files_of(tmp_path) == ["1.sqs"]
+
+
 def test_threads_and_scripts_do_the_same(tmp_path: Path) -> None:
     with lodeq.sync.open(tmp_path / "s", limits=LIMITS) as engine:
         queue = engine.queue("q")

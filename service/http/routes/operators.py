@@ -284,7 +284,8 @@ async def engine(context: RequestContext) -> Response:
         "path": server.engine.path,
         "shards": server.engine.shards,
         "durability": server.engine.durability,
-        "limits": asdict(server.limits),
+        # What a request may bring. (A client before format 4 takes no greater limit for one.)
+        "limits": asdict(server.limits) | {"payload_bytes_max": server.limits.value_bytes_max},
         "batch_max": server.settings.batch_max,
         "wait_s_max": server.settings.wait_s_max,
         "body_bytes_max": server.settings.body_bytes_max,

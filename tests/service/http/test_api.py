@@ -1,6 +1,7 @@
 """The protocol as another language speaks it: JSON, every operation, as documented."""
 
 import base64
+import zlib
 
 import anyio
 import pytest
@@ -112,6 +113,9 @@ async def test_every_operation(engine, client):
         tenant="acme",
         status=201,
     )
+    part = await call("payload", task_id=receipt["id"])
+    assert part["payload_bytes"] == len(base64.b64decode(part["data"]))
+    assert part["crc32"] == zlib.crc32(base64.b64decode(part["data"]))
     task = await call("get", task_id=receipt["id"])
     assert (task["state"], task["payload"], task["headers"]) == (
         "ready",

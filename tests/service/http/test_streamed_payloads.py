@@ -48,8 +48,9 @@ async def reads(client, task_id):
     await large.complete()
     with pytest.raises(lodeq.TaskNotFoundError):
         await client.read_payload(task_id)
-    with pytest.raises(lodeq.PayloadTooLargeError):
-        await queue.enqueue(LARGE)
+    with pytest.raises(lodeq.PayloadTooLargeError, match=r"enqueue a reference$"):
+        await queue.enqueue(LARGE)  # no setting of the server's changes that
+    assert client.session.limits.payload_bytes_max == 3 << 20
 
 
 async def test_a_client_reads_them_over_the_link(served):
