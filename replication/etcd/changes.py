@@ -106,6 +106,7 @@ async def _answers(
             yield reading.result()
             reading = asyncio.ensure_future(stream.read())
     finally:
+        stream.cancel()  # or its end might be waited for
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
 
@@ -113,7 +114,8 @@ async def _answers(
 async def _write(stream: Any, request: pb.WatchRequest, endpoints: Endpoints) -> bool:
     """Send a request; False: the stream has ended."""
     try:
-        await asyncio.wait_for(stream.write(request), endpoints.try_s)
+        async with asyncio.timeout(endpoints.try_s):
+            await stream.write(request)
     except (asyncio.InvalidStateError, TimeoutError):
         return False
     except asyncio.CancelledError:

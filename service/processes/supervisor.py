@@ -186,7 +186,8 @@ class Supervisor:
             tries += 1
             self._note(one, pause_s)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
             if self._stopping.is_set():
                 break
             one.restarts += 1
@@ -228,7 +229,8 @@ class Supervisor:
         if running is None:
             return
         try:
-            code = await asyncio.wait_for(running.wait(), one.order.grace_s + HANG_S)
+            async with asyncio.timeout(one.order.grace_s + HANG_S):
+                code = await running.wait()
         except TimeoutError:
             fields = {"event": "process_killed", "number": one.order.number}
             _log.error("process %d does not end: it is killed", one.order.number, extra=fields)
