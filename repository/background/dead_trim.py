@@ -57,13 +57,15 @@ class DeadTrim:
         # By queue: bytes of a record, and how many dead letters there were when it was measured.
         self._sizes: dict[bytes, tuple[int, int]] = {}
         self._stuck: dict[bytes, int] = {}  # how many there were of which too many could not go
-        self._seen = (-1, -1, -1)  # at the last look: deaths, changes of rules, shards led
+        # At the last look: deaths and who came back, changes of rules, shards led.
+        self._seen = (-1, -1, -1)
         self._next = self._again = float("-inf")
 
     def slices(self) -> Slices:
         """Drop what is too much."""
         core, now = self._core, self._core.clock.mono()
-        seen = core.totals.dead, core.rules_set, sum(one.co.is_tended for one in core.hosted)
+        come = core.totals.dead + core.laid_back
+        seen = come, core.rules_set, sum(one.co.is_tended for one in core.hosted)
         if now < (self._again if seen == self._seen else self._next):
             return
         self._seen, self._next, self._again = seen, now + LOOK_S, now + AGAIN_S

@@ -215,6 +215,7 @@ class EngineState:
         self.result_waiters: dict[bytes, list[Future]] = {}
         # Claims of dead letters that wait, by queue and tenant: each looks again when it is woken.
         self.dead_waiters: dict[tuple[bytes, bytes | None], list[Future]] = {}
+        self.laid_back = 0  # dead letters that were leased, and are dead letters again
         self.merged_claims = 0  # tasks granted to claims from several queues, with a boost
         self.totals = Totals()
         self.home = HomeShard(self.shards)

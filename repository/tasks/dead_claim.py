@@ -29,7 +29,7 @@ from ..state.long_polls import ClaimRequest
 from ..state.pages import find_floor
 from ..state.queue_state import Shard, ShardQueue, TenantQueue
 from .claim import committed
-from .claim_order import CLAIM_BYTES_MAX
+from .claim_order import CLAIM_BYTES_MAX, claim_cost
 from .record_fetch import checked_records
 
 __all__ = ["DEAD_CLAIM_MAX", "claim_dead"]
@@ -149,7 +149,7 @@ def _found(buckets: Sequence[ShardQueue], most: int) -> list[tuple[_Found, bytes
                 row = attempt(decode_index_row, raw)
                 if row is None:
                     continue
-                size += row.record_bytes
+                size += claim_cost(row.record_bytes)
                 if size > CLAIM_BYTES_MAX and (taken or some):
                     lower = None
                     break

@@ -7,7 +7,7 @@ there; whatever fails before leaves nothing behind.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
@@ -25,6 +25,7 @@ from .streamed_payloads import PayloadWriter
 __all__ = ["PayloadSource", "enqueue_stream"]
 
 WRITE_BYTES: Final = 64 << 10  # smaller slices are written several at once
+_END: Final = object()
 
 
 class _Readable(Protocol):
@@ -106,19 +107,24 @@ def _chunks(core: EngineState, source: Any) -> AsyncIterator[bytes]:
     if isinstance(source, AsyncIterable):
         return _checked(source)
     if callable(getattr(source, "read", None)):
-        return _checked(_asked(core, partial(source.read, SLICE_BYTES)))
+        return _checked(_asked(core, partial(source.read, SLICE_BYTES), b""))
     if isinstance(source, Iterable):
-        return _checked(_asked(core, partial(next, iter(source), None)))
+        return _checked(_asked(core, partial(next, iter(source), _END), _END))
     raise UsageError(
         f"enqueue_stream takes a file or an iterable of bytes, not {type(source).__name__}"
     )
 
 
-async def _asked(core: EngineState, ask: Any) -> AsyncIterator[Any]:
-    while True:
-        chunk = await core.spawner.run_in_thread(ask)
-        if chunk is None or (not chunk and ask.func is not next):
-            return
+async def _asked(core: EngineState, ask: Callable[[], Any], end: object) -> AsyncIterator[Any]:
+    """What ``ask`` gives in a thread, until that is ``end``. None is no end: it is refused."""
+
+    def step() -> Any:
+        try:
+            return ask()
+        except StopIteration as exc:  # no future can bear one: the call would never be over
+            raise RuntimeError("the source of enqueue_stream raised StopIteration") from exc
+
+    while (chunk := await core.spawner.run_in_thread(step)) != end:
         yield chunk
 
 

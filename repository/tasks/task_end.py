@@ -520,6 +520,7 @@ def lay_back(core: EngineState, group: Group, lease: LeaseState) -> None:
     if row.expires_ms:  # a sweep may have passed it by meanwhile
         core.refile(bucket.shard, group, row.expires_ms, b"x" + lease.task_id)
     group.ops.append((key, value))
+    core.laid_back += 1
     bucket.dead += 1
     bucket.dead_head = min(bucket.dead_head, key)
     if core.dead_waiters:

@@ -80,3 +80,13 @@ async def test_with_a_streamed_payload(tmp_path):
         assert await lease.read_payload() == data
         await lease.complete()
         await sound(engine)
+
+
+async def test_many_with_streamed_payloads_come_in_one_claim(tmp_path):
+    data = bytes(4 << 20)
+    async with lodeq.open(tmp_path / "s", clock=StillClock()) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue_many([lodeq.NewTask(data)] * 3)
+        for lease in await queue.claim(limit=3):
+            await lease.bury("no")
+        assert len(await queue.claim(dead=True, limit=3)) == 3  # a claim reads none of them

@@ -228,6 +228,21 @@ async def test_nobody_else_ends_a_leased_one(clock):
         await sound(engine)
 
 
+async def test_those_beyond_a_bound_go_soon_after_they_came_back(clock):
+    async with in_memory(clock) as engine:
+        queue, ids = await kill(engine, clock, [1, 2, 3])
+        leases = await queue.claim(dead=True, limit=3, lease=600)
+        await engine.configure("mail", dead_max=1)
+        for _ in range(3):
+            await clock.advance(1)
+        for lease in leases:
+            await lease.nack()
+        for _ in range(3):
+            await clock.advance(1)
+        assert [one.id for one in await queue.dead_letters()] == ids[2:]
+        await sound(engine)
+
+
 async def test_its_retention_ends_it_when_it_comes_back(clock):
     async with in_memory(clock) as engine:
         queue, _ = await kill(engine, clock, [1], dead_retention=60)

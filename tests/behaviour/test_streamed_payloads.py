@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +248,27 @@ async def test_a_stream_that_fails_leaves_nothing(tmp_path: Path) -> None:
             await queue.enqueue_stream(slices_of(1), priority=11)
         assert (files_of(tmp_path), rows(engine)) == ([], 0)
         assert (await queue.stats()).ready == 0
+
+
+@on_loop
+async def test_a_source_that_breaks_off_is_not_taken_for_one_that_is_over(tmp_path: Path) -> None:
+    class Source:
+        def __init__(self, *gives: Any) -> None:
+            self.gives = iter(gives)
+
+        def read(self, size: int) -> Any:
+            return next(self.gives)
+
+    async with opened(tmp_path) as engine:
+        queue = engine.queue("q")
+        for wrong in ([LARGE, None, LARGE], Source(LARGE, None, b"")):  # nothing there just now
+            with pytest.raises(lodeq.UsageError, match="slices of bytes, not NoneType"):
+                await queue.enqueue_stream(wrong)
+        with pytest.raises(lodeq.UsageError, match="slices of bytes, not str"):
+            await queue.enqueue_stream(StringIO(""))
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await asyncio.wait_for(queue.enqueue_stream(Source(LARGE)), 60)
+        assert (files_of(tmp_path), rows(engine)) == ([], 0)
 
 
 @on_loop
