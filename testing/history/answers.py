@@ -310,7 +310,8 @@ def _lease_call(h: Inference, call: Call) -> None:
                 for s in task.states
             )
     delay_us = call.params.get("delay_us")
-    if delay_us and all(s[0] == "pending" for s in task.states):
+    is_its_own = task.redriven_at < call.at  # or it died of this call and was redriven since
+    if delay_us and is_its_own and all(s[0] == "pending" for s in task.states):
         task.due_us = call.wall_us + delay_us
     if call.params.get("durable") and h.is_tracking:
         new = {n for s in before for n in outcomes(s, op, task.attempts_max)}

@@ -110,8 +110,9 @@ class Ledger:
         """Note that the call is under way on the task."""
         call.tasks.append(task)
         task.doing[call.op] = (*task.doing.get(call.op, ()), op)
-        if op[0] == "redrive":
+        if op[0] in {"redrive", "redrive_lease"}:
             task.is_redriven = True
+            task.redriven_at = call.at
         task.log.append((call.at, f"{call.op} {call.kind} {op[1] or ''} invoked"))
 
     def start_id(self, call: Call, task_id: str, op: Op) -> None:

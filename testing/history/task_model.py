@@ -154,6 +154,7 @@ class TaskModel:
         "number",
         "priority",
         "queue_model",
+        "redriven_at",
         "retention_us",
         "run_at_us",
         "shard",
@@ -196,6 +197,7 @@ class TaskModel:
         self.first = (0, 0)  # its first delivery: when that claim was invoked, and answered
         self.follower: TaskModel | None = None  # the next of its call, queue and priority
         self.is_redriven = False
+        self.redriven_at = 0  # when somebody was about to, last
         self.is_doubtful = False  # a power cut may have brought it back
         self.leaves_nothing = False
         self.drops_value = False  # it may have been completed without one, or asked to keep none
