@@ -101,8 +101,8 @@ BUGS = [
         [
             (
                 "repository/tasks/task_end.py",
-                "    if lease.flags & MEMBER_LEASE:\n        core",
-                "    if False:\n        core",
+                "    if lease.flags & MEMBER_LEASE:\n        core.flows.ended(",
+                "    if False:\n        core.flows.ended(",
             )
         ],
     ),
