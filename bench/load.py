@@ -260,7 +260,7 @@ async def steady(engine: Engine, queue: Queue, n: int) -> float:
 async def results_removed(engine: Engine, most: int) -> None:
     """Wait until the store has no more results than its bound: they are removed once a second."""
     for _ in range(1000):
-        if sum(shard.results for shard in engine._core.shards) <= most:
+        if sum(shard.results for shard in engine._state.shards) <= most:
             return
         await asyncio.sleep(0.01)
     raise RuntimeError("results beyond the bound stay")

@@ -19,7 +19,7 @@ async def settled(engines: Iterable[Engine], raws: Iterable[Rdict] = ()) -> None
     """Flush, and wait until RocksDB has nothing left to do."""
     reads = [db.property_int_value for db in raws]
     for engine in engines:
-        for shard in engine._core.shards:
+        for shard in engine._state.shards:
             await asyncio.to_thread(shard.store.flush)
             reads.append(shard.store.property_int)
     for db in raws:

@@ -39,18 +39,18 @@ class GroupWriter(Protocol):
 class BodySyncBarrier:
     """Holds back the groups of one shard whose payloads are not durable yet."""
 
-    __slots__ = ("_co", "_is_running", "_spawner", "_sync", "_synced")
+    __slots__ = ("_coalescer", "_is_running", "_spawner", "_sync", "_synced")
 
-    def __init__(self, co: GroupWriter, spawner: Spawner, sync: Callable[[], None]) -> None:
+    def __init__(self, coalescer: GroupWriter, spawner: Spawner, sync: Callable[[], None]) -> None:
         """Make a barrier.
 
         Args:
-            co: the commit loop that asks it.
+            coalescer: the commit loop that asks it.
             spawner: the event loop.
             sync: makes everything durable that was written to body files before the call; runs in
                 the shard's thread.
         """
-        self._co = co
+        self._coalescer = coalescer
         self._spawner = spawner
         self._sync = sync
         self._synced = 0  # groups up to this one may be written
@@ -71,15 +71,15 @@ class BodySyncBarrier:
             def done(error: BaseException | None) -> None:
                 self._spawner.call_soon_threadsafe(self._over, error, target)
 
-            self._co.store.run(self._sync, done)
+            self._coalescer.store.run(self._sync, done)
         return False
 
     def _over(self, error: BaseException | None, target: int) -> None:
         self._is_running = False
-        if self._co.failure is not None:
+        if self._coalescer.failure is not None:
             return
         if error is not None:
-            self._co.fail(error)
+            self._coalescer.fail(error)
             return
         self._synced = target
-        self._co.go_on()
+        self._coalescer.go_on()

@@ -76,7 +76,7 @@ class Syncer:
         self._spawner = spawner
         self._interval_s = interval_s
         self._write_watermark = write_watermark
-        self._co: SyncedLoop | None = None
+        self._attached: SyncedLoop | None = None
         # ``applied`` has nothing to do for commits before this one. 0: ask for the next.
         self.due_number = 0
         self.durable_number = first_number - 1
@@ -90,15 +90,15 @@ class Syncer:
         self._timer: TimerHandle | None = None
         self._waiters: list[tuple[int, Future]] = []
 
-    def attach(self, co: SyncedLoop) -> None:
+    def attach(self, coalescer: SyncedLoop) -> None:
         """Set the commit loop that this syncs."""
-        self._co = co
+        self._attached = coalescer
 
     @property
     def _coalescer(self) -> SyncedLoop:
-        if self._co is None:
+        if self._attached is None:
             raise RuntimeError("not attached")
-        return self._co
+        return self._attached
 
     @property
     def _failure(self) -> LodeqError | None:
@@ -201,21 +201,23 @@ class Syncer:
     def _done(
         self, error: BaseException | None, target: int, groups: list[Group], took_us: int
     ) -> None:
-        co = self._coalescer
+        coalescer = self._coalescer
         self._is_running = False
         if isinstance(error, StorageFullError) and not self._is_finishing:
-            co.put_back_unsynced(groups)  # refused, not failed: it follows when there is space
+            coalescer.put_back_unsynced(
+                groups
+            )  # refused, not failed: it follows when there is space
             if self._timer is None:
                 self._timer = self._spawner.call_later(self._interval_s, self._interval_over)
             return
         if error is not None:
-            co.fail(error, groups)
+            coalescer.fail(error, groups)
             return
         if (failure := self._failure) is not None:
-            co.fail(failure, groups)
+            coalescer.fail(failure, groups)
             return
-        co.stats.syncs += 1
-        co.stats.fsync_us.add(took_us)
+        coalescer.stats.syncs += 1
+        coalescer.stats.fsync_us.add(took_us)
         self.durable_number = max(self.durable_number, target)
         still: list[tuple[int, Future]] = []
         for number, future in self._waiters:
@@ -224,10 +226,10 @@ class Syncer:
             elif not future.done():
                 future.set_result(None)
         self._waiters = still
-        co.synced(groups)
+        coalescer.synced(groups)
         if self._is_publish_due or self._is_finishing:
             self._publish()
-        if co.wants_sync or still:
+        if coalescer.wants_sync or still:
             self.kick()
         elif (
             (self._applied > self.durable_number or self._published < self.durable_number)

@@ -11,15 +11,15 @@ __all__ = ["writes_paused"]
 
 
 @contextmanager
-def writes_paused(co: Coalescer) -> Iterator[None]:
+def writes_paused(coalescer: Coalescer) -> Iterator[None]:
     """Write nothing to the store inside. Callers wait as they would for a stalled one.
 
     There is no pause where a refused write is waiting to be tried again, nor inside another
     pause: then the store may be written to.
     """
-    pause = co.pause_writes()
+    pause = coalescer.pause_writes()
     try:
         yield
     finally:
         if pause is not None:
-            co.resume_writes(pause)
+            coalescer.resume_writes(pause)

@@ -128,10 +128,10 @@ async def unchanged(engine: lodeq.Engine) -> AsyncIterator[None]:
 
     async def state() -> tuple[Any, ...]:
         stats = await engine.stats()
-        rows = [s.store.scan(b"", b"\xff", 1 << 20) for s in engine._core.shards]
-        commits = [s.co.applied_number for s in engine._core.shards]
+        rows = [s.store.scan(b"", b"\xff", 1 << 20) for s in engine._state.shards]
+        commits = [s.coalescer.applied_number for s in engine._state.shards]
         counts = (stats.ready, stats.delayed, stats.leased, stats.dead, stats.results)
-        return rows, commits, counts, set(engine._core.leases)
+        return rows, commits, counts, set(engine._state.leases)
 
     before = await state()
     yield

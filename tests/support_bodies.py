@@ -52,9 +52,9 @@ class Rig:
     def __init__(self, engine: lodeq.Engine, clock: ManualClock) -> None:
         self.engine = engine
         self.clock = clock
-        self.shard = engine._core.shards[0]
+        self.shard = engine._state.shards[0]
         self.queue = engine.queue("q")
-        engine._core.held_bytes_max = 0
+        engine._state.held_bytes_max = 0
 
     @property
     def bodies(self) -> Bodies:

@@ -29,11 +29,11 @@ def _sums(raw: bytes, stripes: int) -> list[int]:
     """What the first two lanes of so many stripes add to the first two accumulators."""
     sums = [0, 0]
     for stripe in range(stripes):
-        for lane in (0, 1):
-            data = _word(raw, stripe * _STRIPE + 8 * lane)
-            mixed = data ^ _word(_SECRET, 8 * stripe + 8 * lane)
-            sums[lane ^ 1] += data
-            sums[lane] += (mixed & _LOW) * (mixed >> 32)
+        for tenant_queue in (0, 1):
+            data = _word(raw, stripe * _STRIPE + 8 * tenant_queue)
+            mixed = data ^ _word(_SECRET, 8 * stripe + 8 * tenant_queue)
+            sums[tenant_queue ^ 1] += data
+            sums[tenant_queue] += (mixed & _LOW) * (mixed >> 32)
     return sums
 
 
@@ -43,17 +43,21 @@ def forged_key(queue: bytes, tenant: bytes, victim: bytes, key: bytes) -> bytes:
     goal = b"%b\0%b\0%b" % (queue, victim, key)
     made = bytearray(goal)
     made[: len(queue) + len(tenant) + 2] = b"%b\0%b\0" % (queue, tenant)
-    for lane in (0, 1):
+    for tenant_queue in (0, 1):
         for stripe, half in ((1, slice(0, 4)), (2, slice(4, 8))):
-            at, of_secret = stripe * _STRIPE + 8 * lane, 8 * stripe + 8 * lane
+            at, of_secret = stripe * _STRIPE + 8 * tenant_queue, 8 * stripe + 8 * tenant_queue
             made[at : at + 8] = bytes(8)
             made[at + half.start : at + half.stop] = _SECRET[of_secret : of_secret + 8][half]
     wanted, had = _sums(goal, 3), _sums(bytes(made), 3)
-    for lane in (0, 1):  # its data goes to the other accumulator
-        missing = (wanted[lane ^ 1] - had[lane ^ 1]) & _ALL
+    for tenant_queue in (0, 1):  # its data goes to the other accumulator
+        missing = (wanted[tenant_queue ^ 1] - had[tenant_queue ^ 1]) & _ALL
         low = missing & _LOW
-        made[2 * _STRIPE + 8 * lane : 2 * _STRIPE + 8 * lane + 4] = low.to_bytes(4, "little")
+        made[2 * _STRIPE + 8 * tenant_queue : 2 * _STRIPE + 8 * tenant_queue + 4] = low.to_bytes(
+            4, "little"
+        )
         high = (missing - low) >> 32 & _LOW
-        made[_STRIPE + 8 * lane + 4 : _STRIPE + 8 * lane + 8] = high.to_bytes(4, "little")
+        made[_STRIPE + 8 * tenant_queue + 4 : _STRIPE + 8 * tenant_queue + 8] = high.to_bytes(
+            4, "little"
+        )
     assert xxhash.xxh3_128_digest(bytes(made)) == xxhash.xxh3_128_digest(goal)
     return bytes(made[len(queue) + len(tenant) + 2 :])

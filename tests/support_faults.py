@@ -177,7 +177,7 @@ class Rig:
             spawner=self.timers,
             **self.options,
         )
-        self.core = self.engine._core
+        self.state = self.engine._state
         self.queue = self.engine.queue("mail")
         return self
 

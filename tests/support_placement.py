@@ -60,7 +60,7 @@ class PlacedCluster(LogCluster):
 
     def hosted(self, name: str) -> list[int]:
         """Shards of which its engine has a copy."""
-        return [shard.index for shard in self.nodes[name].engine._core.hosted]
+        return [shard.index for shard in self.nodes[name].engine._state.hosted]
 
     def copies_of(self, shard: int) -> list[str]:
         """Nodes whose engine has a copy."""
@@ -103,7 +103,7 @@ class PlacedCluster(LogCluster):
             await sound(node.engine)
         for shard in range(self.shards):
             found = {
-                name: _rows(self.nodes[name].engine._core.shards[shard].store)
+                name: _rows(self.nodes[name].engine._state.shards[shard].store)
                 for name in self.copies_of(shard)
             }
             first, *others = found.values()

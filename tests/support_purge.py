@@ -38,7 +38,7 @@ async def end_some(engine: lodeq.Engine) -> tuple[Ends, Ends]:
 
 def engine_results(engine: lodeq.Engine) -> list[lodeq.TaskId]:
     found = []
-    for shard in engine._core.shards:
+    for shard in engine._state.shards:
         for rows in shard.overlay.pages(b"r/", b"r0", 1000):
             found += [lodeq.TaskId(key[2:]) for key, _ in rows]
     return found

@@ -188,7 +188,7 @@ class Cluster:
 def rows(engine: lodeq.Engine) -> list[dict[bytes, bytes]]:
     """Every row of every shard, but for the stamp: that names the store, not its contents."""
     found = []
-    for shard in engine._core.shards:
+    for shard in engine._state.shards:
         pairs = dict(shard.store.scan(b"", b"\xff", 1 << 30))
         del pairs[b"m/stamp"]
         found.append(pairs)
@@ -199,7 +199,7 @@ def whole_rows(engine: lodeq.Engine) -> list[dict[bytes, bytes]]:
     """Every row of every shard that replicas have in common: bodies put back in."""
     return [
         whole_pairs(dict(shard.store.scan(b"", b"\xff", 1 << 30)), shard.whole_record)
-        for shard in engine._core.shards
+        for shard in engine._state.shards
     ]
 
 

@@ -211,7 +211,7 @@ class Life:
         return ks.MOVED + task.id, small.encode_moved(Moved(task.attempts, task.key))
 
     def _prefix(self, task: Task) -> bytes:
-        return ks.bucket_prefix(task.record.queue, task.record.tenant)
+        return ks.shard_queue_prefix(task.record.queue, task.record.tenant)
 
     def nack(self, task: Task, *, delay_ms: int = 0, lost: bool = False) -> None:
         seq = self.tick()

@@ -103,7 +103,7 @@ class Walk:
     async def claim_damaged(self) -> None:
         await self.claim()
         await self.lease.release()  # its record is not in memory any more
-        (shard,) = self.engine._core.shards
+        (shard,) = self.engine._state.shards
         shard.store.write([(b"t/" + self.id, None)])
         assert await self.mail.claim() == []
 

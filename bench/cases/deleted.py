@@ -26,7 +26,7 @@ TWICE = Goal("ratio", most=2.0)
 
 def _keys(n: int, start_ms: int) -> Iterator[bytes]:
     """Rows of every family, of tasks that came and went in the hour before."""
-    rng, prefix = random.Random(1), ks.bucket_prefix(b"mail", b"")
+    rng, prefix = random.Random(1), ks.shard_queue_prefix(b"mail", b"")
     for i in range(n):
         ms = start_ms + i * 3_000_000 // n
         task_id = ms.to_bytes(6, "big") + b"\x70" + rng.randbytes(9)
@@ -43,7 +43,7 @@ def _keys(n: int, start_ms: int) -> Iterator[bytes]:
 
 
 async def _bury(engine: lodeq.Engine, n: int) -> None:
-    store, start_ms = engine._core.shards[0].store, int(time.time() * 1000) - 3_600_000
+    store, start_ms = engine._state.shards[0].store, int(time.time() * 1000) - 3_600_000
     for value in (b"", None):
         batch: list[Any] = []
         for key in _keys(n, start_ms):
@@ -112,7 +112,7 @@ async def deleted(bench: Bench) -> None:
                 if rows:
                     turns[what] = max(one.summary()["cpu_max_ms"] for one in (first, lag))
             # What opening takes for its log is another matter: see the case "opening".
-            await asyncio.to_thread(engine._core.shards[0].store.flush)
+            await asyncio.to_thread(engine._state.shards[0].store.flush)
         with LoopLag() as lag:
             began = time.thread_time()
             async with lodeq.open(path) as engine:

@@ -84,8 +84,8 @@ async def parts(bench: Bench) -> None:
     rows: dict[str, list[float]] = {"loop": [], "lodeq": [], "store": [], "whole": []}
     hollow_engine = open_in_memory(clock=SystemClock())
     async with lodeq.open(bench.folder / "parts") as engine, hollow_engine as hollow:
-        (shard,) = hollow._core.shards
-        shard.co.store = Forgetful()
+        (shard,) = hollow._state.shards
+        shard.coalescer.store = Forgetful()
 
         async def run(which: lodeq.Engine) -> float:
             rate = await load.single_calls(which, seconds)

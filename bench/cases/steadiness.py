@@ -84,8 +84,8 @@ async def loop_turns(bench: Bench) -> None:
 
 
 async def _stalled(bench: Bench, engine: lodeq.Engine) -> None:
-    co: Any = engine._core.shards[0].co
-    store = co.store
+    coalescer: Any = engine._state.shards[0].coalescer
+    store = coalescer.store
     until = 0.0
 
     class Refusing:
@@ -95,14 +95,14 @@ async def _stalled(bench: Bench, engine: lodeq.Engine) -> None:
                 raise lodeq.StoreStalledError("stalled by the benchmark")
             store.write(ops)
 
-    co.store = Refusing
+    coalescer.store = Refusing
     running = asyncio.create_task(load.single_calls(engine, 3.0))
     await asyncio.sleep(1.0)
     with LoopLag() as lag:
         until = time.perf_counter() + 0.5
         await asyncio.sleep(1.0)
     await running
-    co.store = store
+    coalescer.store = store
     stalls = (await engine.stats()).shards[0].stalls
     if not stalls:
         raise AssertionError("the store was to refuse writes, and did not")

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from ...errors import DuplicateTaskError, UsageError
 from ..files.disk_errors import disk_error
-from ..records.keyspace import DELAYED, READY, bucket_prefix, decode_index_key
+from ..records.keyspace import DELAYED, READY, decode_index_key, shard_queue_prefix
 from ..runtime.ids import is_task_id, shard_of
 from ..runtime.task_id import TaskId
 from .keys import read_head, write_table
@@ -69,7 +69,7 @@ def write_ids(folder: str, stem: str, shard: int, index_keys: Sequence[bytes]) -
     for key in index_keys:
         if not prefix or not key.startswith(prefix):
             parts = decode_index_key(key)
-            prefix = bucket_prefix(parts.queue, parts.tenant)
+            prefix = shard_queue_prefix(parts.queue, parts.tenant)
             size = len(prefix)
             name = names.setdefault((parts.queue, parts.tenant), len(names))
             number = name.to_bytes(4, "little")
@@ -140,7 +140,7 @@ class IdTable:
             raise UsageError("a file of ids names no place: stage the load again")
         queue, tenant = self._names[name]
         due_ms = int.from_bytes(padded[1:9], "big") if padded[:1] == DELAYED else 0
-        key = bucket_prefix(queue, tenant) + padded[:size] + task_id
+        key = shard_queue_prefix(queue, tenant) + padded[:size] + task_id
         return ListedTask(task_id, queue, tenant, due_ms, key)
 
     def check(self, shard: int, shards: int) -> None:

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from ...errors import CorruptionError, UsageError
 from ..files.disk_errors import disk_error
 from ..files.durable_files import new_file
-from ..records.keyspace import bucket_prefix, delayed_key, ready_key
+from ..records.keyspace import delayed_key, ready_key, shard_queue_prefix
 from .manifest import KEYS, FileMark
 from .rows import TaskRows
 from .sst import checksum_of
@@ -52,7 +52,7 @@ class KeyedTask(NamedTuple):
     @property
     def index_key(self) -> bytes:
         """Key of its ready or delayed row."""
-        prefix = bucket_prefix(self.queue, self.tenant)
+        prefix = shard_queue_prefix(self.queue, self.tenant)
         if self.due_ms:
             return delayed_key(prefix, self.due_ms, self.seq, self.task_id)
         return ready_key(prefix, self.priority, self.seq, self.task_id)

@@ -26,10 +26,10 @@ __all__ = [
     "JOB_PATTERN",
     "KEYS",
     "MANIFEST_BYTES_MAX",
-    "BucketRows",
     "Conflict",
     "FileMark",
     "Manifest",
+    "ShardQueueRows",
     "check_conflict",
     "check_job",
     "decode_manifest",
@@ -65,7 +65,7 @@ class FileMark(NamedTuple):
     last: bytes
 
 
-class BucketRows(NamedTuple):
+class ShardQueueRows(NamedTuple):
     """Tasks that one (queue, tenant) gets on one shard; the deltas of its counters.
 
     ``ready``: (priority, rows, least seq) of each priority that gets any. ``due_ms``: of the first
@@ -99,7 +99,7 @@ class Manifest(NamedTuple):
     staged_us: int
     seq_max: int
     files: tuple[FileMark, ...]
-    buckets: tuple[BucketRows, ...]
+    shard_queues: tuple[ShardQueueRows, ...]
     snapshot: tuple[tuple[int, int], ...] = ()
     store_format: int = FORMAT_VERSION
     digest: bytes = b""
@@ -118,18 +118,18 @@ class Manifest(NamedTuple):
     @property
     def tasks(self) -> int:
         """How many tasks it brings."""
-        return sum(one.ready_rows + one.delayed for one in self.buckets)
+        return sum(one.ready_rows + one.delayed for one in self.shard_queues)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all files."""
         return sum(mark.size_bytes for mark in self.files)
 
-    def of_shard(self, shard: int) -> tuple[list[FileMark], list[BucketRows]]:
+    def of_shard(self, shard: int) -> tuple[list[FileMark], list[ShardQueueRows]]:
         """Its files and its counts."""
         return (
             [mark for mark in self.files if mark.shard == shard],
-            [one for one in self.buckets if one.shard == shard],
+            [one for one in self.shard_queues if one.shard == shard],
         )
 
 
@@ -184,7 +184,7 @@ def encode_manifest(m: Manifest) -> bytes:
         ],
         "buckets": [
             [b.shard, b.queue, b.tenant, [list(one) for one in b.ready], b.delayed, b.due_ms]
-            for b in m.buckets
+            for b in m.shard_queues
         ],
     }
     body["xxh3_128"] = xxhash.xxh3_128_hexdigest(_canonical(body))
@@ -237,7 +237,7 @@ def _decoded(body: dict[str, Any], digest: bytes) -> Manifest:
         _natural(body["staged_us"]),
         _natural(body["seq_max"]),
         files,
-        tuple(_buckets(body["buckets"], shards)),
+        tuple(_shard_queues(body["buckets"], shards)),
         tuple((_natural(shard), _natural(number)) for shard, number in body["snapshot"]),
         _natural(body["store_format"]),
         digest,
@@ -271,7 +271,7 @@ def _file(row: Sequence[Any], shards: int) -> FileMark:
     return mark
 
 
-def _buckets(rows: Sequence[Any], shards: int) -> Iterator[BucketRows]:
+def _shard_queues(rows: Sequence[Any], shards: int) -> Iterator[ShardQueueRows]:
     seen: set[tuple[int, str, str]] = set()
     for shard, queue, tenant, ready, delayed, due_ms in rows:
         check_name(queue, "queue")
@@ -284,7 +284,7 @@ def _buckets(rows: Sequence[Any], shards: int) -> Iterator[BucketRows]:
         if len({p for p, _, _ in each}) != len(each) or (_natural(delayed) > 0) != (due_ms > 0):
             raise ValueError(f"counts do not add up: {at!r}")
         seen.add(at)
-        yield BucketRows(*at, each, delayed, _natural(due_ms))
+        yield ShardQueueRows(*at, each, delayed, _natural(due_ms))
 
 
 def _natural(value: object) -> int:

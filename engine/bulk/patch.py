@@ -14,7 +14,7 @@ from ..records.ingest import Ingested, LoadedRows, encode_ingested, encode_uncou
 from ..records.keyspace import GHOST, INGESTED, TASK, UNCOUNTED
 from .ids import ListedTask
 from .keys import KeyedTask
-from .manifest import BucketRows
+from .manifest import ShardQueueRows
 from .sst import SstWriter
 
 __all__ = ["LeftOut", "load_rows", "write_patch"]
@@ -22,14 +22,16 @@ __all__ = ["LeftOut", "load_rows", "write_patch"]
 LeftOut = KeyedTask | ListedTask
 
 
-def load_rows(buckets: Sequence[BucketRows], dropped: Sequence[LeftOut]) -> list[LoadedRows]:
+def load_rows(
+    shard_queues: Sequence[ShardQueueRows], dropped: Sequence[LeftOut]
+) -> list[LoadedRows]:
     """Counts that a shard gets by (queue, tenant), dropped tasks left out."""
     lost: dict[tuple[bytes, bytes, bool], int] = {}
     for task in dropped:
         name = (task.queue, task.tenant, task.due_ms > 0)
         lost[name] = lost.get(name, 0) + 1
     rows = []
-    for one in buckets:
+    for one in shard_queues:
         queue, tenant = one.queue.encode(), one.tenant.encode()
         ready = one.ready_rows - lost.get((queue, tenant, False), 0)
         delayed = one.delayed - lost.get((queue, tenant, True), 0)

@@ -77,8 +77,8 @@ def key_ranges(reader: ShardReader, table: str, filters: Filters | None = None) 
         return []
     found: list[tuple[bytes, bytes]] = []
     if table in _KINDS:
-        for prefix in _lanes(reader, filters):
-            found += _lane_ranges(prefix, _KINDS[table], filters)
+        for prefix in _tenant_queues(reader, filters):
+            found += _tenant_queue_ranges(prefix, _KINDS[table], filters)
     else:
         found = list(_id_ranges(reader, table, filters))
     return [KeyRange(reader.shard, lower, upper) for lower, upper in sorted(found) if lower < upper]
@@ -109,12 +109,12 @@ def _id_ranges(reader: ShardReader, table: str, filters: Filters) -> Iterator[tu
             yield key, key + b"\0"
 
 
-def _lanes(reader: ShardReader, filters: Filters) -> Iterator[bytes]:
+def _tenant_queues(reader: ShardReader, filters: Filters) -> Iterator[bytes]:
     """The prefix of each (queue, tenant) that has an index row, by one seek each."""
     queues = _names(filters.queues, "queue")
     tenants = _names(filters.tenants, "tenant")
     if queues is not None and tenants is not None:
-        yield from (ks.bucket_prefix(queue, tenant) for queue in queues for tenant in tenants)
+        yield from (ks.shard_queue_prefix(queue, tenant) for queue in queues for tenant in tenants)
         return
     outer = [(ks.INDEX, ks.INDEX_END)]
     if queues is not None:
@@ -123,7 +123,7 @@ def _lanes(reader: ShardReader, filters: Filters) -> Iterator[bytes]:
         at = lower
         while rows := reader.scan(at, upper, 1):
             found = ks.decode_index_key(rows[0][0])
-            prefix = ks.bucket_prefix(found.queue, found.tenant)
+            prefix = ks.shard_queue_prefix(found.queue, found.tenant)
             if tenants is None or found.tenant in tenants:
                 yield prefix
             at = ks.prefix_end(prefix)
@@ -137,7 +137,7 @@ def _names(names: frozenset[str] | None, what: str) -> list[bytes] | None:
     )
 
 
-def _lane_ranges(prefix: bytes, kind: bytes, filters: Filters) -> list[tuple[bytes, bytes]]:
+def _tenant_queue_ranges(prefix: bytes, kind: bytes, filters: Filters) -> list[tuple[bytes, bytes]]:
     start = prefix + kind
     if filters.since_us is None and filters.until_us is None:
         return [(start, ks.prefix_end(start))]

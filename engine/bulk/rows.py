@@ -19,11 +19,11 @@ import xxhash
 from ...errors import UsageError
 from ..records.keyspace import (
     DELAYED,
-    bucket_prefix,
     delayed_key,
     expiry_key,
     old_ghost_hash,
     ready_key,
+    shard_queue_prefix,
 )
 from ..records.rows import IndexRow, encode_expiry, encode_index_row
 from ..records.task import BODY_FLAG, NO_GHOST, decode_task
@@ -35,7 +35,7 @@ __all__ = ["EXPIRY_ENTRIES", "TaskRows", "expiry_rows", "rows_of", "task_rows"]
 EXPIRY_ENTRIES: Final = 1024  # of one row: a sweep decodes it whole
 _TOP: Final = 1 << 63
 _make: Final = tuple.__new__  # what TaskRows(…) does, without its Python frame
-_prefix: Final = lru_cache(maxsize=1024)(bucket_prefix)
+_prefix: Final = lru_cache(maxsize=1024)(shard_queue_prefix)
 
 
 class TaskRows(NamedTuple):

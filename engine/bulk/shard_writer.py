@@ -18,11 +18,11 @@ from ..records.rows import Ghost, encode_ghost
 from ..records.task import NO_GHOST
 from .ids import write_ids
 from .keys import write_keys
-from .manifest import BucketRows, FileMark
+from .manifest import FileMark, ShardQueueRows
 from .rows import TaskRows, expiry_rows
 from .sst import SstWriter
 
-__all__ = ["RUN_BYTES", "ShardPart", "ShardStage", "merge_buckets"]
+__all__ = ["RUN_BYTES", "ShardPart", "ShardStage", "merge_shard_queues"]
 
 Row: TypeAlias = tuple[bytes, bytes]
 RUN_BYTES: Final = 64 << 20
@@ -33,7 +33,7 @@ class ShardPart(NamedTuple):
     """Files and counts that a ``ShardStage`` has made; small enough to be sent to the publisher."""
 
     files: tuple[FileMark, ...]
-    buckets: tuple[BucketRows, ...]
+    shard_queues: tuple[ShardQueueRows, ...]
     seq_max: int
 
 
@@ -63,9 +63,9 @@ class _Counts:
     def of(self, shard: int, queue: str, tenant: str) -> _Count:
         return self._by_name.setdefault((shard, queue, tenant), _Count())
 
-    def buckets(self) -> tuple[BucketRows, ...]:
+    def shard_queues(self) -> tuple[ShardQueueRows, ...]:
         return tuple(
-            BucketRows(
+            ShardQueueRows(
                 *name,
                 tuple((p, *count.ready[p]) for p in sorted(count.ready)),
                 count.delayed,
@@ -75,16 +75,16 @@ class _Counts:
         )
 
 
-def merge_buckets(parts: Iterable[ShardPart]) -> tuple[BucketRows, ...]:
+def merge_shard_queues(parts: Iterable[ShardPart]) -> tuple[ShardQueueRows, ...]:
     """The counts of all parts, each (shard, queue, tenant) once."""
     counts = _Counts()
     for part in parts:
-        for one in part.buckets:
+        for one in part.shard_queues:
             count = counts.of(one.shard, one.queue, one.tenant)
             for priority, rows, seq in one.ready:
                 count.add_ready(priority, rows, seq)
             count.add_delayed(one.delayed, one.due_ms)
-    return counts.buckets()
+    return counts.shard_queues()
 
 
 class ShardStage:
@@ -243,4 +243,4 @@ class ShardStage:
     def finish(self) -> ShardPart:
         """Write the rest, and return what was made. Raises as ``add``."""
         self.roll()
-        return ShardPart(tuple(self._files), self._counts.buckets(), self._seq_max)
+        return ShardPart(tuple(self._files), self._counts.shard_queues(), self._seq_max)

@@ -20,9 +20,9 @@ _TASK: Final = {
     "id_at": "timestamp",
 }
 _FACE: Final = {"function": "string", "preview": "string", "labels": "map"}
-_LANE: Final = {**_TASK, "queue": "string", "tenant": "string", "priority": "int32"}
+_TENANT_QUEUE: Final = {**_TASK, "queue": "string", "tenant": "string", "priority": "int32"}
 _INDEX: Final = {
-    **_LANE,
+    **_TENANT_QUEUE,
     "attempts": "int32",
     "reason": "string",
     "record_bytes": "int64",
@@ -30,7 +30,7 @@ _INDEX: Final = {
 
 COLUMNS: Final[dict[str, dict[str, str]]] = {
     "tasks": {
-        **_LANE,
+        **_TENANT_QUEUE,
         "state": "string",
         "attempts": "int32",
         "max_attempts": "int32",
@@ -55,7 +55,7 @@ COLUMNS: Final[dict[str, dict[str, str]]] = {
     "delayed": {**_INDEX, "due_at": "timestamp", "expires_at": "timestamp"},
     "dead": {**_INDEX, "died_at": "timestamp", "forget_at": "timestamp"},
     "leases": {
-        **_LANE,
+        **_TENANT_QUEUE,
         "attempts": "int32",
         "max_attempts": "int32",
         "worker": "string",
@@ -69,7 +69,7 @@ COLUMNS: Final[dict[str, dict[str, str]]] = {
         "record_bytes": "int64",
     },
     "results": {
-        **_LANE,
+        **_TENANT_QUEUE,
         "outcome": "string",
         "attempts": "int32",
         "error": "string",

@@ -49,7 +49,7 @@ __all__ = [
 FAMILIES: Final = ("a", "b", "e", "g", "l", "q", "r", "s", "t", "u", "w")
 COPIED: Final = ("a", "e", "g", "l", "q", "r", "s", "t", "u", "w")
 _BY_ID: Final = frozenset((ks.TASK, ks.MOVED, ks.LEASE, ks.RESULT, ks.BODY, ks.ATTEMPTS))
-_BUCKETS, _IN_BUCKET, _GHOST = b"bB", b"cvh", ord("g")
+_SHARD_QUEUES, _IN_SHARD_QUEUE, _GHOST = b"bB", b"cvh", ord("g")
 _MASK: Final = (1 << 64) - 1
 Row = tuple[bytes, bytes]
 Entry = tuple[int, bytes]
@@ -134,7 +134,7 @@ def _said(reader: ShardReader, family: str, batch: Rows) -> list[bytes]:
             key + bytes((kind,)) + ref
             for key, entries in _live_entries(reader, batch)
             for kind, ref in entries
-            if kind not in _BUCKETS
+            if kind not in _SHARD_QUEUES
         ]
     if family == "b":
         bodies = ((key, decode_body(value)) for key, value in batch)
@@ -185,13 +185,13 @@ def _split(reader: ShardReader, shard: int, shards: int) -> Iterator[Row]:
             mine: list[bytes] = []
             header = b""
             for kind, ref in entries:
-                if kind in _BUCKETS:  # of the final results that follow
+                if kind in _SHARD_QUEUES:  # of the final results that follow
                     header = bytes((kind,)) + ref
                     continue
                 task_id = named[ref] if kind == _GHOST else ref
                 if shard_of(task_id, shards) != shard:
                     continue
-                if kind in _IN_BUCKET and header:
+                if kind in _IN_SHARD_QUEUE and header:
                     mine.append(header)
                     header = b""
                 mine.append(bytes((kind,)) + ref)

@@ -51,9 +51,9 @@ __all__ = [
     "encode_event_row",
     "encode_run",
     "encode_start_row",
-    "lane_tag",
     "pack_one",
     "pack_run",
+    "tenant_queue_tag",
 ]
 
 
@@ -94,7 +94,7 @@ _ONE: Final = struct.Struct("<BBHHHq16s")
 _START: Final = struct.Struct("<BBHIQQ")
 _RANGE: Final = struct.Struct("<QQ")
 _BEGIN: Final = struct.Struct("<BBHQ")
-# kind, priority, attempts, 1, text bytes, time_us, id; the lane's tag and the text follow.
+# kind, priority, attempts, 1, text bytes, time_us, id; the tenant queue's tag and the text follow.
 pack_one: Final = _ONE.pack
 
 
@@ -131,7 +131,7 @@ class StartRow(NamedTuple):
     missing: tuple[tuple[int, int], ...]
 
 
-def lane_tag(queue: bytes, tenant: bytes) -> bytes:
+def tenant_queue_tag(queue: bytes, tenant: bytes) -> bytes:
     """How a run names queue and tenant."""
     return bytes((len(queue), len(tenant))) + queue + tenant
 
@@ -162,7 +162,7 @@ def pack_run(
 
 def encode_run(run: Run) -> bytes:
     """The run's bytes."""
-    tag = lane_tag(run.queue, run.tenant)
+    tag = tenant_queue_tag(run.queue, run.tenant)
     return pack_run(run.kind, run.priority, run.attempts, run.time_us, tag, run.text, run.ids)
 
 

@@ -5,7 +5,7 @@ row          type  layout (little-endian), each sealed with xxh3_64
 ============ ===== ==========================================================================
 ingested     'D'   u8 type, u8 version, u16 0, i64 taken_us, digest of the manifest:16,
                    u64 tasks, u64 skipped, u64 replaced
-uncounted    'U'   u8 type, u8 version, u16 0, u32 buckets, i64 seq_max, then each: u8 queue
+uncounted    'U'   u8 type, u8 version, u16 0, u32 shard queues, i64 seq_max, then each: u8 queue
                    bytes, u8 tenant bytes, u64 ready, u64 delayed, queue, tenant
 ============ ===== ==========================================================================
 

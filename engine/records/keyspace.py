@@ -109,8 +109,6 @@ __all__ = [
     "UNCOUNTED_END",
     "IndexKey",
     "body_at_key",
-    "bucket_hash",
-    "bucket_prefix",
     "check_name",
     "counters_key",
     "dead_key",
@@ -134,6 +132,8 @@ __all__ = [
     "ready_prefix",
     "ring_key",
     "secret_fingerprint",
+    "shard_queue_hash",
+    "shard_queue_prefix",
 ]
 
 TASK: Final = b"t/"
@@ -243,7 +243,7 @@ def check_name(name: object, what: str) -> bytes:
     return name.encode("ascii")
 
 
-def bucket_prefix(queue: bytes, tenant: bytes) -> bytes:
+def shard_queue_prefix(queue: bytes, tenant: bytes) -> bytes:
     """Start of every index key of one (queue, tenant)."""
     return b"q/" + queue + b"\0" + tenant + b"\0"
 
@@ -254,7 +254,7 @@ def prefix_end(prefix: bytes) -> bytes:
 
 
 def ready_prefix(prefix: bytes, priority: int) -> bytes:
-    """Start of the ready rows of one priority; ``prefix`` from ``bucket_prefix``."""
+    """Start of the ready rows of one priority; ``prefix`` from ``shard_queue_prefix``."""
     return prefix + b"r" + bytes((9 - priority,))
 
 
@@ -262,7 +262,7 @@ def ready_key(prefix: bytes, priority: int, seq: int, task_id: bytes) -> bytes:
     """Key order is claim order.
 
     Args:
-        prefix: from ``bucket_prefix``.
+        prefix: from ``shard_queue_prefix``.
         priority: 0 to 9.
         seq: the engine's hybrid clock, microseconds.
         task_id: 16 bytes.
@@ -274,7 +274,7 @@ def delayed_key(prefix: bytes, due_ms: int, seq: int, task_id: bytes) -> bytes:
     """Key order is the order of falling due.
 
     Args:
-        prefix: from ``bucket_prefix``.
+        prefix: from ``shard_queue_prefix``.
         due_ms: wall milliseconds.
         seq: the engine's hybrid clock, microseconds.
         task_id: 16 bytes.
@@ -353,7 +353,7 @@ def old_ghost_hash(routing: bytes) -> bytes:
     return xxhash.xxh3_128_digest(routing)
 
 
-def bucket_hash(secret: bytes, queue: bytes, tenant: bytes) -> bytes:
+def shard_queue_hash(secret: bytes, queue: bytes, tenant: bytes) -> bytes:
     """Name of a (queue, tenant) in expiry rows: 16 bytes, keyed with the store's secret."""
     names = b"%b\0%b" % (queue, tenant)
     return blake2b(names, digest_size=16, key=secret, person=b"lodeq-bucket").digest()

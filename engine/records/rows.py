@@ -11,7 +11,7 @@ ghost        'G'   u8 type, u8 version, u16 form (of the hash in its key: 0 xxh3
                    i64 expires_ms (0: while the task lives), id:16
 expiry       'E'   u8 type, u8 version, u16 0, then (kind:1, key:16) each: 't' id (TTL),
                    'r' id (result), 'g' ghost key, 'x' id (dead letter), 'B' keyed hash of
-                   queue 0 tenant, then of that bucket 'c' id (result of a completed task), 'v' id
+                   queue 0 tenant, then of that queue 'c' id (result of a completed task), 'v' id
                    (result whose value is dropped), 'h' id (result that is read before it goes);
                    'b' in the place of 'B', of format 1: an unkeyed hash, not looked at; 'w' id of
                    a join that is over

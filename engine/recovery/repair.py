@@ -50,12 +50,12 @@ from ..records.keyspace import (
     TASK_END,
     UNCOUNTED,
     UNCOUNTED_END,
-    bucket_prefix,
     counters_key,
     dead_key,
     decode_index_key,
     expiry_key,
     ready_key,
+    shard_queue_prefix,
 )
 from ..records.lease import DEAD_LEASE, MOVED_FLAG, LeaseRecord, decode_lease, encode_lease
 from ..records.policy import decode_policy
@@ -276,7 +276,7 @@ class _Repair:
         Else back to its first key, or ready if that fell due. Returns whether it is dead.
         """
         task, key = k.task, first_key(k.task_id, k.task)
-        prefix = bucket_prefix(task.queue, task.tenant)
+        prefix = shard_queue_prefix(task.queue, task.tenant)
         if task.due_ms and task.due_ms <= self._now_ms:
             key = ready_key(prefix, task.priority, task.seq, k.task_id)
         attempts = k.moved.attempts if k.moved else 0
@@ -309,7 +309,7 @@ class _Repair:
 
     def _settle_lease(self, k: Known, lease: LeaseRecord) -> None:
         """The same for a leased task: its ``s/`` row names the key it was claimed from."""
-        prefix = bucket_prefix(k.task.queue, k.task.tenant)
+        prefix = shard_queue_prefix(k.task.queue, k.task.tenant)
         key = ready_key(prefix, lease.priority, lease.seq, k.task_id)
         if lease.flags & DEAD_LEASE:
             key = dead_key(prefix, lease.seq // 1000, k.task_id)

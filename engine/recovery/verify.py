@@ -126,7 +126,7 @@ class Known(NamedTuple):
     @property
     def is_misplaced(self) -> bool:
         """The index row lies under another queue or tenant."""
-        prefix = ks.bucket_prefix(self.task.queue, self.task.tenant)
+        prefix = ks.shard_queue_prefix(self.task.queue, self.task.tenant)
         return self.place is not None and not self.place.key.startswith(prefix)
 
     @property

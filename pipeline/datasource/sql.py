@@ -28,7 +28,6 @@ from ...engine.runtime.ids import SLOT_BITS, SLOTS
 from ...errors import UsageError
 
 __all__ = [
-    "bucket_prefix",
     "dead_key",
     "delayed_key",
     "lease_key",
@@ -38,6 +37,7 @@ __all__ = [
     "routing_key",
     "shard_of",
     "shard_of_slot",
+    "shard_queue_prefix",
     "slot_of",
     "slot_of_id",
     "task_key",
@@ -88,7 +88,7 @@ def shard_of(task_id: Column, shards: int) -> Column:
     return shard_of_slot(slot_of_id(task_id), shards)
 
 
-def bucket_prefix(queue: Column, tenant: Column) -> Column:
+def shard_queue_prefix(queue: Column, tenant: Column) -> Column:
     """Return the prefix of every index key of a queue and tenant."""
     nul = lit(_NUL)
     return concat(lit(INDEX), _bytes(queue), nul, _bytes(tenant), nul)
@@ -98,7 +98,7 @@ def ready_key(prefix: Column, priority: Column, seq: Column, task_id: Column) ->
     """Return the index key of a ready task.
 
     Args:
-        prefix: from ``bucket_prefix``.
+        prefix: from ``shard_queue_prefix``.
         priority: 0 to 9.
         seq: its sequence number.
         task_id: 16 bytes.
@@ -110,7 +110,7 @@ def delayed_key(prefix: Column, due_ms: Column, seq: Column, task_id: Column) ->
     """Return the index key of a delayed task.
 
     Args:
-        prefix: from ``bucket_prefix``.
+        prefix: from ``shard_queue_prefix``.
         due_ms: milliseconds since 1970.
         seq: its sequence number.
         task_id: 16 bytes.

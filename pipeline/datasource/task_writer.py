@@ -36,7 +36,7 @@ from ...engine.bulk.inbox import (
 )
 from ...engine.bulk.keys import KeyTable
 from ...engine.bulk.manifest import IDS, KEYS, Conflict, Manifest, check_conflict, check_job
-from ...engine.bulk.shard_writer import RUN_BYTES, ShardPart, ShardStage, merge_buckets
+from ...engine.bulk.shard_writer import RUN_BYTES, ShardPart, ShardStage, merge_shard_queues
 from ...engine.recovery.dedup_secret import read_secrets
 from ...engine.runtime.clock import SystemClock
 from ...engine.runtime.ids import IdSource, SystemRng
@@ -134,7 +134,7 @@ class _Loader:
             base_us,
             max(part.seq_max for part in parts),
             tuple(mark for part in parts for mark in part.files),
-            merge_buckets(parts),
+            merge_shard_queues(parts),
             secret=self.fingerprint,
         )
         is_new = publish(self.info.path, manifest, self.attempt)

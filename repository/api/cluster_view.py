@@ -56,21 +56,21 @@ class ClusterMap(NamedTuple):
     hosted: Sequence[int]
 
 
-def cluster_map(core: EngineState, replicator: NamesMembers | None) -> ClusterMap:
+def cluster_map(state: EngineState, replicator: NamesMembers | None) -> ClusterMap:
     """The cluster as this engine knows it."""
     led: list[int] = []
     leaders: list[str | None] = []
-    for shard in core.shards:
-        if not shard.co.is_following:
+    for shard in state.shards:
+        if not shard.coalescer.is_following:
             led.append(shard.index)
             leaders.append(None)
-        elif isinstance(shard.co, ReplicatedCoalescer | StubCoalescer):
-            leaders.append(shard.co.not_leader().leader)
+        elif isinstance(shard.coalescer, ReplicatedCoalescer | StubCoalescer):
+            leaders.append(shard.coalescer.not_leader().leader)
         else:
             leaders.append(None)
     known = set() if replicator is None else set(replicator.member_urls())
     known |= {leader for leader in leaders if leader is not None}
-    now_us = core.clock.wall_us()
-    seq = max(core.seq, now_us)
-    hosted = [shard.index for shard in core.hosted]
-    return ClusterMap(len(core.shards), led, leaders, sorted(known), now_us, seq, hosted)
+    now_us = state.clock.wall_us()
+    seq = max(state.seq, now_us)
+    hosted = [shard.index for shard in state.hosted]
+    return ClusterMap(len(state.shards), led, leaders, sorted(known), now_us, seq, hosted)

@@ -94,14 +94,14 @@ class ClaimOutcome(Outcome):
 class DirectCalls:
     """Direct calls of one engine. Each returns False, with nothing done, for any other form."""
 
-    __slots__ = ("_core",)
+    __slots__ = ("_state",)
 
-    def __init__(self, core: EngineState) -> None:
-        self._core = core
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
 
     def check(self) -> None:
         """As ``EngineView.check``. Call it before the calls of one turn."""
-        self._core.check()
+        self._state.check()
 
     def enqueue(self, queue: Queue, payload: Any, outcome: Outcome) -> bool:
         """``Queue.enqueue`` without options; its receipt is the outcome.
@@ -110,7 +110,7 @@ class DirectCalls:
         """
         if queue._is_everybodys:
             return False
-        submitted = submit_plain(self._core, queue._defaults, payload, None, outcome)
+        submitted = submit_plain(self._state, queue._defaults, payload, None, outcome)
         if submitted is None:
             return False
         if submitted[0] is None:
@@ -125,7 +125,7 @@ class DirectCalls:
         if queue._is_everybodys:
             return False
         tasks = [NewTask(payload) for payload in payloads]
-        return submit_plain_many(self._core, queue._defaults, tasks, None, outcome) is not None
+        return submit_plain_many(self._state, queue._defaults, tasks, None, outcome) is not None
 
     def claim(
         self,
@@ -148,10 +148,10 @@ class DirectCalls:
 
         Raises: as ``Queue.claim``.
         """
-        core = self._core
+        state = self._state
         request = queue._request(limit, lease_s, worker, True)
         if request.is_plain:
-            submitted = submit_claim(core, request, outcome)
+            submitted = submit_claim(state, request, outcome)
             if submitted is not None:
                 if submitted[0] is None:
                     outcome.set_result(submitted[1])
@@ -160,22 +160,22 @@ class DirectCalls:
                 return True
         if limit > TURN_TASKS:
             return False
-        for shard in core.shards:
-            if shard.co.takes_writes and not shard.co.has_capacity:
+        for shard in state.shards:
+            if shard.coalescer.takes_writes and not shard.coalescer.has_capacity:
                 return False
         if wait_s > 0:
-            poll = outcome.poll = core.waiters.add(request, wait_s, outcome)
+            poll = outcome.poll = state.waiters.add(request, wait_s, outcome)
             try:
-                if not serve_waiter(core, poll):
-                    core.check_healthy()
+                if not serve_waiter(state, poll):
+                    state.check_healthy()
             except BaseException:
-                core.waiters.remove(poll)
+                state.waiters.remove(poll)
                 outcome.poll = None
                 raise
             return True
-        if len(core.shards) > 1:
+        if len(state.shards) > 1:
             return False
-        leases, groups = take(core, request)
+        leases, groups = take(state, request)
         if leases:
             (group,) = groups.values()
             outcome.holds(leases)
@@ -183,7 +183,7 @@ class DirectCalls:
         elif groups:  # only expired tasks so far: look again once they are gone
             return False
         else:
-            core.check_empty()
+            state.check_empty()
             outcome.set_result(leases)
         return True
 
@@ -194,8 +194,8 @@ class DirectCalls:
         outcome.is_over = True
         poll = outcome.poll
         if poll is not None:
-            self._core.waiters.remove(poll)
-        give_back(self._core, outcome._leases if poll is None else poll.leases)
+            self._state.waiters.remove(poll)
+        give_back(self._state, outcome._leases if poll is None else poll.leases)
 
     def complete(
         self,
@@ -218,7 +218,7 @@ class DirectCalls:
 
         Raises: as ``Lease.complete``.
         """
-        lease: Any = self._core.leases.get(task_id)
+        lease: Any = self._state.leases.get(task_id)
         if (
             lease is None
             or lease.epoch != epoch
@@ -244,8 +244,8 @@ class DirectCalls:
 
         Raises: as ``Engine.complete_many``.
         """
-        core = self._core
-        live, make_end = core.leases, lease_operations.encode_result
+        state = self._state
+        live, make_end = state.leases, lease_operations.encode_result
         encoded: dict[Any, End] = {}
         cost = 0
         for task_id, epoch, token, result in ends:
@@ -258,25 +258,25 @@ class DirectCalls:
                 or lease in encoded
             ):
                 return False
-            end = encoded[lease] = (lease, *make_end(core, lease, result))
+            end = encoded[lease] = (lease, *make_end(state, lease, result))
             cost += 300 + len(end[2])
         if not encoded:
             return False
-        shards = {lease.bucket.shard for lease in encoded}
+        shards = {lease.shard_queue.shard for lease in encoded}
         (shard, *others) = shards
-        if others or cost > shard.co.group_bytes_max or not shard.co.has_capacity:
+        if others or cost > shard.coalescer.group_bytes_max or not shard.coalescer.has_capacity:
             return False
-        group = shard.co.begin(cost)
+        group = shard.coalescer.begin(cost)
         with group:
-            finish_all(core, group, list(encoded.values()), Status.COMPLETED)
-        core.totals.completed += len(encoded)
+            finish_all(state, group, list(encoded.values()), Status.COMPLETED)
+        state.totals.completed += len(encoded)
         group.waiters.append((outcome, None))
         return True
 
     def heartbeat(self, proof: LeaseProof, seconds: float | None) -> int | None:
         """``Lease.heartbeat`` of a live lease: its deadline in wall microseconds; else None."""
-        core = self._core
-        lease = find(core, proof)
+        state = self._state
+        lease = find(state, proof)
         if lease is None or not lease.is_live:
             return None
         try:
@@ -287,9 +287,9 @@ class DirectCalls:
 
     def deadline_us(self, lease: Lease) -> int:
         """When a lease may be reaped, in wall microseconds."""
-        clock = self._core.clock
+        clock = self._state.clock
         return clock.wall_us() + round((lease.deadline_mono - clock.mono()) * 1e6)
 
     def give_back(self, leases: Sequence[Lease]) -> None:
         """Release leases that nobody will work on."""
-        give_back(self._core, leases)
+        give_back(self._state, leases)

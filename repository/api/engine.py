@@ -117,14 +117,14 @@ class Engine:
     ``engine.sync``. Everything that can touch the disk is ``async``.
     """
 
-    def __init__(self, core: EngineState, runtime: EngineRuntime) -> None:
-        self._core = core
+    def __init__(self, state: EngineState, runtime: EngineRuntime) -> None:
+        self._state = state
         self._runtime = runtime
         self._threads: ThreadEngine | None = None
-        self._claims = SeveralQueues(core)
+        self._claims = SeveralQueues(state)
 
     def __repr__(self) -> str:
-        state = "closed" if self._core.is_closed else "open"
+        state = "closed" if self._state.is_closed else "open"
         return f"<Engine {self.path or 'in memory'} shards={self.shards} {self.durability} {state}>"
 
     @property
@@ -135,12 +135,12 @@ class Engine:
     @property
     def shards(self) -> int:
         """How many shards the store has; stamped when it was created."""
-        return len(self._core.shards)
+        return len(self._state.shards)
 
     @property
     def durability(self) -> str:
         """``nosync`` or ``fsync``."""
-        return "fsync" if self._core.is_fsync else "nosync"
+        return "fsync" if self._state.is_fsync else "nosync"
 
     @property
     def sync(self) -> ThreadEngine:
@@ -202,14 +202,14 @@ class Engine:
             faces=faces,
         )
         queue = Queue(
-            self._core,
+            self._state,
             defaults,
             is_all_tenants=is_all,
             lease_s=length_s(lease),
             boost_after_s=None if boost_after is None else duration_s(boost_after, "boost_after"),
         )
         if codec is not None:
-            self._core.codecs[queue_name] = codec
+            self._state.codecs[queue_name] = codec
         return queue
 
     async def enqueue_many(
@@ -219,17 +219,17 @@ class Engine:
 
         Otherwise as ``Queue.enqueue_many``, including Durability and Cancellation.
         """
-        core, given = self._core, listed(tasks)
+        state, given = self._state, listed(tasks)
         try:
-            core.check()
-            check_durable(core, durable)
+            state.check()
+            check_durable(state, durable)
             if any(has_dependencies(task) for task in given):
-                return await enqueue_waiting(core, given, None, durable, atomic=atomic)
-            items = await encode_tasks(core, given, None)
-            return await enqueue_many(core, items, durable, is_atomic=atomic)
+                return await enqueue_waiting(state, given, None, durable, atomic=atomic)
+            encoded_tasks = await encode_tasks(state, given, None)
+            return await enqueue_many(state, encoded_tasks, durable, is_atomic=atomic)
         except LodeqError as error:
             if isinstance(error, UsageError) and not error.receipts:
-                await name_bad_task(core, given, None, error)
+                await name_bad_task(state, given, None, error)
             error.receipts = error.receipts or [None] * len(given)
             raise
 
@@ -256,15 +256,15 @@ class Engine:
 
         Otherwise as ``Queue.claim``, including Durability and Cancellation.
         """
-        core = self._core
-        core.check()
+        state = self._state
+        state.check()
         request, wait_s = self._claims.request(queues, limit, lease, wait, worker, exported)
         if request.is_plain:
-            submitted = submit_claim(core, request)
+            submitted = submit_claim(state, request)
             if submitted is not None:
                 future, leases = submitted
-                return leases if future is None else await granted(core, future, leases)
-        return await claim(core, request, wait_s)
+                return leases if future is None else await granted(state, future, leases)
+        return await claim(state, request, wait_s)
 
     async def complete_many(
         self, pairs: Sequence[tuple[Lease, Any]], *, durable: bool | None = None
@@ -282,10 +282,10 @@ class Engine:
 
         Durability: as ``Lease.complete``. Cancellation: in the last wait it happens.
         """
-        self._core.check()
+        self._state.check()
         if durable is not None:
-            check_durable(self._core, durable)
-        return await lease_operations.complete_many(self._core, pairs, durable)
+            check_durable(self._state, durable)
+        return await lease_operations.complete_many(self._state, pairs, durable)
 
     async def heartbeat_many(
         self, leases: Sequence[Lease], seconds: Duration | None = None
@@ -300,13 +300,13 @@ class Engine:
 
         Durability: none needed. Cancellation: does not wait.
         """
-        self._core.check()
+        self._state.check()
         length = None if seconds is None else duration_s(seconds, "seconds")
         out: list[LeaseLostError | None] = []
         unknown: NotLeaderError | None = None
         for lease in leases:
             try:
-                lease_operations.check_lease(self._core, lease)
+                lease_operations.check_lease(self._state, lease)
                 lease_operations.heartbeat(lease, lease.lease_s if length is None else length)
                 out.append(None)
             except LeaseLostError as error:
@@ -364,7 +364,7 @@ class Engine:
         Durability: on return it survives a power cut, in either mode.
         Cancellation: in the last wait it happens.
         """
-        self._core.check()
+        self._state.check()
         name, _ = names_of(queue, "")
         changes = check_changes(
             history=history,
@@ -376,15 +376,15 @@ class Engine:
             rate=rate,
             concurrency=concurrency,
         )
-        return await set_rules(self._core, name, changes, check_by(by), replace=replace)
+        return await set_rules(self._state, name, changes, check_by(by), replace=replace)
 
     async def settings(self, queue: str) -> QueueSettings:
         """The settings of a queue, and who has set them; None is not set.
 
         Durability: includes what is queued but not yet committed. Cancellation: changes nothing.
         """
-        self._core.check()
-        return settings_of(self._core, names_of(queue, "")[0])
+        self._state.check()
+        return settings_of(self._state, names_of(queue, "")[0])
 
     # -- one task ----------------------------------------------------------------------
 
@@ -397,8 +397,8 @@ class Engine:
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
-        self._core.check()
-        return await lookup.get(self._core, TaskId(task_id))
+        self._state.check()
+        return await lookup.get(self._state, TaskId(task_id))
 
     async def read_payload(self, task_id: AnyId) -> Any:
         """The payload of a task that has not ended, of any size, whole.
@@ -409,8 +409,8 @@ class Engine:
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
-        self._core.check()
-        found = await lookup.get(self._core, TaskId(task_id))
+        self._state.check()
+        found = await lookup.get(self._state, TaskId(task_id))
         if found is not None and found.finished_at is None:
             with suppress(PayloadNotLoadedError):
                 return found.payload
@@ -431,9 +431,9 @@ class Engine:
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
-        self._core.check()
+        self._state.check()
         check_slice(slice_bytes)
-        return await lookup.open_payload(self._core, TaskId(task_id), slice_bytes)
+        return await lookup.open_payload(self._state, TaskId(task_id), slice_bytes)
 
     async def result(self, task_id: AnyId, *, wait: Duration = 0.0) -> Result | None:
         """The result of a task; None until it has ended.
@@ -448,8 +448,8 @@ class Engine:
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
-        self._core.check()
-        return await lookup.result(self._core, TaskId(task_id), duration_s(wait, "wait"))
+        self._state.check()
+        return await lookup.result(self._state, TaskId(task_id), duration_s(wait, "wait"))
 
     async def attempts(self, task_id: AnyId) -> list[Attempt]:
         """How the runs of a task ended, the earliest first: at most ten, and the one that ended it.
@@ -462,8 +462,8 @@ class Engine:
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
-        self._core.check()
-        return await attempts(self._core, TaskId(task_id))
+        self._state.check()
+        return await attempts(self._state, TaskId(task_id))
 
     async def history(
         self,
@@ -500,7 +500,7 @@ class Engine:
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
-        self._core.check()
+        self._state.check()
         meant = HistoryFilter(
             queue=None if queue is None else check_name(queue, "queue"),
             tenant=tenant_or_all(tenant),
@@ -510,7 +510,7 @@ class Engine:
             until=until,
             text=text,
         )
-        return await history(self._core, meant, limit=limit, cursor=cursor)
+        return await history(self._state, meant, limit=limit, cursor=cursor)
 
     # -- search and bulk acts ----------------------------------------------------------
 
@@ -538,9 +538,9 @@ class Engine:
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
-        self._core.check()
+        self._state.check()
         shown: Payloads = "decoded" if payloads else "none"
-        return await bulk_acts.find(self._core, tasks, limit=limit, cursor=cursor, payloads=shown)
+        return await bulk_acts.find(self._state, tasks, limit=limit, cursor=cursor, payloads=shown)
 
     async def find_all(self, tasks: TaskFilter, *, payloads: bool = True) -> AsyncIterator[Task]:
         """Go through all tasks that a filter means, slice by slice: ``async for``; see ``find``.
@@ -572,8 +572,8 @@ class Engine:
 
         Durability: what it counts is committed, or about to be. Cancellation: changes nothing.
         """
-        self._core.check()
-        return await bulk_acts.count(self._core, tasks, looks)
+        self._state.check()
+        return await bulk_acts.count(self._state, tasks, looks)
 
     async def act(
         self,
@@ -605,9 +605,9 @@ class Engine:
 
         Durability: as ``Queue.enqueue``. Cancellation: batches already queued happen.
         """
-        self._core.check()
+        self._state.check()
         return await bulk_acts.act(
-            self._core,
+            self._state,
             name,
             tasks,
             priority=priority,
@@ -626,8 +626,8 @@ class Engine:
 
         Durability: as ``Queue.enqueue``. Cancellation: in the last wait it happens.
         """
-        self._core.check()
-        return await admin.cancel(self._core, TaskId(task_id))
+        self._state.check()
+        return await admin.cancel(self._state, TaskId(task_id))
 
     async def discard(self, task_id: AnyId) -> bool:
         """Delete one dead letter, with its attempts; its dedup window stays.
@@ -667,7 +667,7 @@ class Engine:
 
         Durability: as ``Queue.enqueue``. Cancellation: in the last wait it happens.
         """
-        opened = await workflow_calls.open_one(self._core, callback, key, name, on_failure)
+        opened = await workflow_calls.open_one(self._state, callback, key, name, on_failure)
         return Workflow(self, opened[0], opened[1], is_new=opened[2])
 
     async def add_members(
@@ -698,7 +698,7 @@ class Engine:
 
         Durability: as ``Queue.enqueue``. Cancellation: in the last wait it happens.
         """
-        return await workflow_calls.add(self._core, workflow, tasks, first, after, chain)
+        return await workflow_calls.add(self._state, workflow, tasks, first, after, chain)
 
     async def enqueue_after(
         self, task: NewTask, after: Sequence[AnyId], *, on_failure: OnFailure = "run"
@@ -725,14 +725,14 @@ class Engine:
 
         Durability: as ``Queue.enqueue``. Cancellation: in the last wait it happens.
         """
-        return await workflow_calls.after(self._core, task, after, on_failure)
+        return await workflow_calls.after(self._state, task, after, on_failure)
 
     async def seal_workflow(self, workflow: AnyId) -> bool:
         """No more members: the callback runs as soon as all have ended. Returns if it was open.
 
         Durability: as ``Queue.enqueue``. Cancellation: in the last wait it happens.
         """
-        return await workflow_calls.seal(self._core, workflow)
+        return await workflow_calls.seal(self._state, workflow)
 
     async def workflow_info(self, workflow: AnyId) -> WorkflowInfo:
         """A workflow in numbers. ``TaskNotFoundError`` where there is none.
@@ -742,7 +742,7 @@ class Engine:
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
-        return await workflow_calls.info(self._core, workflow)
+        return await workflow_calls.info(self._state, workflow)
 
     async def workflow_graph(self, workflow: AnyId) -> WorkflowGraph:
         """A workflow as a small drawing: members in groups by function, and who failed.
@@ -757,7 +757,7 @@ class Engine:
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
-        return await workflow_calls.graph_of(self._core, workflow)
+        return await workflow_calls.graph_of(self._state, workflow)
 
     async def workflows(
         self, *, state: str | None = None, limit: int = 50, cursor: str | None = None
@@ -774,7 +774,7 @@ class Engine:
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
-        return await workflow_calls.list_some(self._core, state, limit, cursor)
+        return await workflow_calls.list_some(self._state, state, limit, cursor)
 
     async def parts(self, id: AnyId, *, failed: bool = False) -> AsyncIterator[Part]:
         """Go through all that a workflow or a task waits for, by number: ``async for``.
@@ -810,7 +810,7 @@ class Engine:
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
-        return await workflow_calls.parts_of(self._core, id, after, limit, failed)
+        return await workflow_calls.parts_of(self._state, id, after, limit, failed)
 
     async def cancel_workflow(self, workflow: AnyId) -> int:
         """Cancel every task of a workflow that has not ended, its callback too, in slices.
@@ -819,7 +819,7 @@ class Engine:
 
         Durability: as ``Queue.enqueue``. Cancellation: it goes on at the next open, or next call.
         """
-        return await workflow_calls.cancel(self._core, workflow)
+        return await workflow_calls.cancel(self._state, workflow)
 
     async def redrive_workflow(self, workflow: AnyId) -> int:
         """Redrive the dead members of a workflow, and have its callback wait for them again.
@@ -833,7 +833,7 @@ class Engine:
 
         Durability: as ``Queue.enqueue``. Cancellation: it goes on at the next open, or next call.
         """
-        return await workflow_calls.redrive(self._core, workflow)
+        return await workflow_calls.redrive(self._state, workflow)
 
     # -- functions and workers ---------------------------------------------------------
 
@@ -845,8 +845,8 @@ class Engine:
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
-        self._core.check()
-        return await published.functions(self._core, queue, None, None)
+        self._state.check()
+        return await published.functions(self._state, queue, None, None)
 
     async def publish_functions(self, functions: Sequence[PublishedFunction]) -> int:
         """Publish functions, as a worker does at its start; a newer start replaces an older one.
@@ -861,8 +861,8 @@ class Engine:
 
         Durability: as ``Queue.enqueue``. Cancellation: slices already queued happen.
         """
-        self._core.check()
-        return await published.publish(self._core, functions)
+        self._state.check()
+        return await published.publish(self._state, functions)
 
     async def forget_function(self, queue: str, name: str) -> bool:
         """Forget a published function; tasks that wait for it stay.
@@ -871,8 +871,8 @@ class Engine:
 
         Durability: as ``Queue.enqueue``. Cancellation: in the last wait it happens.
         """
-        self._core.check()
-        return await published.forget_function(self._core, queue, name)
+        self._state.check()
+        return await published.forget_function(self._state, queue, name)
 
     async def enqueue_function(
         self,
@@ -918,7 +918,7 @@ class Engine:
 
         Otherwise as ``Queue.enqueue``, including Durability and Cancellation.
         """
-        self._core.check()
+        self._state.check()
         names_of(queue, tenant)  # before the function is looked for
         options = {
             "tenant": tenant,
@@ -931,7 +931,7 @@ class Engine:
             "labels": labels,
             "preview": preview,
         }
-        task = await published.task_by_name(self._core, queue, name, arguments, options)
+        task = await published.task_by_name(self._state, queue, name, arguments, options)
         return (await self.enqueue_many([task], durable=durable))[0]
 
     async def beat(self, report: WorkerReport) -> None:
@@ -942,7 +942,7 @@ class Engine:
 
         Durability: none. Cancellation: does not wait.
         """
-        self._core.check()
+        self._state.check()
         self._runtime.workers.beat(report)
 
     async def workers(self) -> list[WorkerReport]:
@@ -951,7 +951,7 @@ class Engine:
         Durability: none: known from beats since this engine was opened.
         Cancellation: does not wait.
         """
-        self._core.check()
+        self._state.check()
         return self._runtime.workers.workers()
 
     # -- whole store -------------------------------------------------------------------
@@ -961,10 +961,10 @@ class Engine:
 
         Durability: includes what is queued but not yet committed. Cancellation: changes nothing.
         """
-        self._core.check()
-        sums = await sums_of(self._core)
-        self._core.check()
-        return stats_of(self._core, self._runtime.opened.recoveries, sums)
+        self._state.check()
+        sums = await sums_of(self._state)
+        self._state.check()
+        return stats_of(self._state, self._runtime.opened.recoveries, sums)
 
     async def queues(self) -> dict[tuple[str, str], QueueStats]:
         """Statistics of every queue that holds anything, by (queue, tenant), sorted.
@@ -973,15 +973,15 @@ class Engine:
 
         Durability: includes what is queued but not yet committed. Cancellation: changes nothing.
         """
-        self._core.check()
-        return await queues_of(self._core)
+        self._state.check()
+        return await queues_of(self._state)
 
     async def health(self) -> Health:
         """``ok``, or the reasons why not: poisoned, stalled, disk low, anomalies, reaper late.
 
         Durability: reads a reserved key of every shard. Cancellation: changes nothing.
         """
-        self._core.check()
+        self._state.check()
         return self._runtime.health()
 
     async def verify(self) -> VerifyReport:
@@ -991,7 +991,7 @@ class Engine:
 
         Durability: sees what is committed. Cancellation: changes nothing.
         """
-        self._core.check()
+        self._state.check()
         return await self._runtime.verify()
 
     async def checkpoint(self, path: str | os.PathLike[str]) -> None:
@@ -999,7 +999,7 @@ class Engine:
 
         Durability: holds everything acknowledged before the call. Cancellation: leaves nothing.
         """
-        self._core.check()
+        self._state.check()
         await self._runtime.checkpoint(path)
 
     async def snapshot(self, *, keep: Duration = SNAPSHOT_S) -> Snapshot:
@@ -1020,7 +1020,7 @@ class Engine:
         Cancellation: leaves nothing.
         """
         keep_s = duration_s(keep, "keep", least=0.001)
-        self._core.check()
+        self._state.check()
         return await self._runtime.snapshots.take(keep_s)
 
     async def snapshots(self) -> list[Snapshot]:
@@ -1028,9 +1028,9 @@ class Engine:
 
         Durability: all of them survive a power cut. Cancellation: changes nothing.
         """
-        self._core.check()
+        self._state.check()
         listed = partial(list_snapshots, self._runtime.snapshots.root)
-        found: list[Snapshot] = await self._core.spawner.run_in_thread(listed)
+        found: list[Snapshot] = await self._state.spawner.run_in_thread(listed)
         return found
 
     async def release_snapshot(self, id: str) -> None:
@@ -1041,9 +1041,9 @@ class Engine:
 
         Durability: a power cut may bring it back, whole. Cancellation: it is removed all the same.
         """
-        self._core.check()
+        self._state.check()
         release = partial(release_snapshot, self._runtime.snapshots.root, id)
-        await run_to_completion(self._core.spawner, release, lambda _: None)
+        await run_to_completion(self._state.spawner, release, lambda _: None)
 
     async def purge_archived(self, plan: str | os.PathLike[str]) -> PurgeReport:
         """Remove results and dead letters that the archive job has saved.
@@ -1062,9 +1062,9 @@ class Engine:
         Durability: as ``Queue.enqueue``. Cancellation: rows already removed stay removed; call it
         again.
         """
-        self._core.check()
+        self._state.check()
         store_id = self._runtime.opened.store_id
-        return await purge_archived(self._core, store_id, plan)
+        return await purge_archived(self._state, store_id, plan)
 
     async def forget_loads(self, older_than: Duration) -> ForgottenLoads:
         """Forget loads that ended longer ago: their outcome, and what is left of their files.
@@ -1082,7 +1082,7 @@ class Engine:
         Durability: what it reports stays forgotten after a power cut, in either mode.
         Cancellation: what is forgotten stays so; call it again.
         """
-        self._core.check()
+        self._state.check()
         age_s(older_than)
         return await self._runtime.ingester.forget(older_than)
 
@@ -1099,7 +1099,7 @@ class Engine:
         Durability: what it reports as done survives a power cut, in either mode.
         Cancellation: between two steps; the next call goes on with the load.
         """
-        self._core.check()
+        self._state.check()
         return await self._runtime.ingester.ingest(job)
 
     async def migrate_bodies(self) -> MigrationReport:
@@ -1115,15 +1115,15 @@ class Engine:
         Durability: a copy is durable before its original is removed, in either mode.
         Cancellation: between two slices of 1 MiB; nothing is lost.
         """
-        self._core.check()
-        return await migrate_bodies(self._core, self._runtime.body_gc)
+        self._state.check()
+        return await migrate_bodies(self._state, self._runtime.body_gc)
 
     async def fsync(self) -> None:
         """Make everything acknowledged so far durable, in either mode.
 
         Durability: on return it survives a power cut. Cancellation: the sync still happens.
         """
-        self._core.check()
+        self._state.check()
         await self._runtime.fsync()
 
     async def close(self) -> None:
@@ -1147,7 +1147,7 @@ class ThreadEngine(ThreadTwin[Engine]):
     """
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(engine, ThreadCalls(engine._core, engine._runtime))
+        super().__init__(engine, ThreadCalls(engine._state, engine._runtime))
 
     def __enter__(self) -> Self:
         return self

@@ -31,9 +31,9 @@ class LeaseProof(NamedTuple):
         return f"<LeaseProof {self.task_id} epoch={self.epoch}>"  # not the token
 
 
-def find(core: EngineState, proof: LeaseProof) -> Lease | None:
+def find(state: EngineState, proof: LeaseProof) -> Lease | None:
     """The live lease that this proves, or None."""
-    lease: Any = core.leases.get(proof.task_id)  # a ``Lease``, as all that are in use
+    lease: Any = state.leases.get(proof.task_id)  # a ``Lease``, as all that are in use
     if (
         lease is None
         or lease.epoch != proof.epoch
@@ -44,23 +44,23 @@ def find(core: EngineState, proof: LeaseProof) -> Lease | None:
     return found
 
 
-async def require(core: EngineState, proof: LeaseProof) -> Lease:
+async def require(state: EngineState, proof: LeaseProof) -> Lease:
     """The live lease that this proves.
 
     Raises:
         LeaseLostError: it has ended, and what ended it is committed.
         NotLeaderError: another replica leads its shard.
     """
-    core.check()
-    lease = find(core, proof)
+    state.check()
+    lease = find(state, proof)
     if lease is None:
-        await _ended(core, proof)
+        await _ended(state, proof)
         raise _lost(proof)
     return lease
 
 
 async def complete(
-    core: EngineState,
+    state: EngineState,
     proof: LeaseProof,
     result: Any,
     *,
@@ -71,7 +71,7 @@ async def complete(
     """Complete a lease; a repeated call succeeds, too.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         proof: the worker's lease.
         result: the task's result, as for ``Lease.complete``.
         then: follow-up tasks, enqueued in the same batch.
@@ -80,53 +80,53 @@ async def complete(
 
     Raises: as ``Lease.complete``.
     """
-    core.check()
-    lease = find(core, proof)
+    state.check()
+    lease = find(state, proof)
     if lease is not None:
         await lease.complete(result, then=then, keep=keep, durable=durable)
-    elif not await lease_operations.was_completed(core, *proof, durable):
-        await require(core, proof)
+    elif not await lease_operations.was_completed(state, *proof, durable):
+        await require(state, proof)
 
 
 async def complete_many(
-    core: EngineState, pairs: Sequence[tuple[LeaseProof, Any]], durable: bool | None
+    state: EngineState, pairs: Sequence[tuple[LeaseProof, Any]], durable: bool | None
 ) -> list[LeaseLostError | None]:
     """Complete many leases as ``Engine.complete_many`` does; repeated ones succeed, too.
 
     Raises:
         NotLeaderError: another replica leads the shard of one; none was completed.
     """
-    core.check()
-    found = [(find(core, proof), result) for proof, result in pairs]
+    state.check()
+    found = [(find(state, proof), result) for proof, result in pairs]
     for (lease, _), (proof, _) in zip(found, pairs, strict=True):
-        shard = core.shard_of(proof.task_id)
-        if lease is None and shard.co.is_following:  # before anything is done
-            raise shard.co.refusal()
+        shard = state.shard_of(proof.task_id)
+        if lease is None and shard.coalescer.is_following:  # before anything is done
+            raise shard.coalescer.refusal()
     live = [(lease, result) for lease, result in found if lease is not None]
-    ended = iter(await lease_operations.complete_many(core, live, durable) if live else ())
+    ended = iter(await lease_operations.complete_many(state, live, durable) if live else ())
     out: list[LeaseLostError | None] = []
     for (lease, _), (proof, _) in zip(found, pairs, strict=True):
         if lease is not None:
             out.append(next(ended))
-        elif await lease_operations.was_completed(core, *proof, durable):
+        elif await lease_operations.was_completed(state, *proof, durable):
             out.append(None)
         else:
-            await _ended(core, proof)
+            await _ended(state, proof)
             out.append(_lost(proof))
     return out
 
 
-async def _ended(core: EngineState, proof: LeaseProof) -> None:
+async def _ended(state: EngineState, proof: LeaseProof) -> None:
     """Wait until what ended a lease is committed.
 
     Raises:
         NotLeaderError: the shard is led elsewhere, or its leases are still being read: whether this
             one has ended is not for this replica to say.
     """
-    shard = core.shard_of(proof.task_id)
-    if shard.co.is_following:
-        raise shard.co.refusal()
-    await core.commit_barrier(shard)
+    shard = state.shard_of(proof.task_id)
+    if shard.coalescer.is_following:
+        raise shard.coalescer.refusal()
+    await state.commit_barrier(shard)
 
 
 def _lost(proof: LeaseProof) -> LeaseLostError:

@@ -25,14 +25,14 @@ class LeaseStream:
     """Async context manager and iterator of leases. See ``Queue.leases``."""
 
     def __init__(
-        self, core: EngineState, request: ClaimRequest, *, wait_s: float, is_kept_alive: bool
+        self, state: EngineState, request: ClaimRequest, *, wait_s: float, is_kept_alive: bool
     ) -> None:
-        self._core = core
+        self._state = state
         self._request = request
         self._wait_s = wait_s
         self._is_kept_alive = is_kept_alive
         self._waiting: deque[Lease] = deque()
-        self._keepalive = LeaseKeepalive(core)
+        self._keepalive = LeaseKeepalive(state)
         self._is_open = False
 
     async def __aenter__(self) -> Self:
@@ -48,14 +48,14 @@ class LeaseStream:
         self._is_open = False
         self._keepalive.close()
         # Without an await: a cancelled worker takes this way out, too.
-        give_back(self._core, list(self._waiting))
+        give_back(self._state, list(self._waiting))
         self._waiting.clear()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Lease:
-        self._core.check()
+        self._state.check()
         if not self._is_open:
             raise UsageError(INSIDE)
         while True:
@@ -63,10 +63,10 @@ class LeaseStream:
                 lease = self._waiting.popleft()
                 if lease.is_live:  # else it was reaped while it waited
                     return lease
-            claimed = await claim(self._core, self._request, self._wait_s)
-            self._core.check()
+            claimed = await claim(self._state, self._request, self._wait_s)
+            self._state.check()
             if not self._is_open:  # left meanwhile, by another task
-                give_back(self._core, claimed)
+                give_back(self._state, claimed)
                 raise UsageError(INSIDE)
             self._waiting.extend(claimed)
             if self._is_kept_alive and claimed:

@@ -518,10 +518,10 @@ async def build(
         redaction: of previews and labels, where tasks are packed.
     """
     the_spawner = current_spawner() if spawner is None else spawner
-    core: EngineState | None = None
+    state: EngineState | None = None
     runtime: EngineRuntime | None = None
     try:
-        core = EngineState(
+        state = EngineState(
             spawner=the_spawner,
             clock=clock if clock is not None else SystemClock(),
             ids=IdSource(rng),
@@ -530,16 +530,16 @@ async def build(
             is_fsync=opened.durability == "fsync",
             compressor=compressor,
         )
-        core.redaction = redaction
-        _connect(core, is_replica=replicator is not None)
-        leadership = Leadership(core, replicator) if replicator is not None else None
-        runtime = EngineRuntime(core, opened, Reaper(core) if reaper else None)
+        state.redaction = redaction
+        _connect(state, is_replica=replicator is not None)
+        leadership = Leadership(state, replicator) if replicator is not None else None
+        runtime = EngineRuntime(state, opened, Reaper(state) if reaper else None)
         runtime.replicator, runtime.leadership = replicator, leadership
         members = hosting if replicator is None else replicator
         if isinstance(members, NamesMembers):
             runtime.members = members
         maker = ShardMaker(
-            core,
+            state,
             opened.shard_count,
             interval_s=interval_s,
             commit_batch_max=commit_batch_max,
@@ -550,20 +550,20 @@ async def build(
         least = NO_BODIES if body_bytes_min is None else body_bytes_min
         if open_files is None and opened.path is not None:
             open_files = partial(_open_files, opened.path, least)
-        use_files = None if open_files is None else partial(open_files, core)
-        _make_shards(core, opened, maker)
+        use_files = None if open_files is None else partial(open_files, state)
+        _make_shards(state, opened, maker)
         if hosting is not None:
-            core.hosted = [core.shards[one.index] for one in opened.shards]
+            state.hosted = [state.shards[one.index] for one in opened.shards]
             if replicator is None:  # every process keeps a copy of what lies on the first shard
-                core.first_index = opened.shards[0].index
+                state.first_index = opened.shards[0].index
         if use_files is not None:
-            _open_body_files(core, use_files)
+            _open_body_files(state, use_files)
         if replicator is None:  # a replica moves payloads out when they are committed
-            core.set_body_bytes_min(least)
+            state.set_body_bytes_min(least)
         keep_events = _open_journal(runtime, sink)
         if leadership is not None and hosting is not None:
             leadership.hosted = HostedShards(
-                core,
+                state,
                 opened,
                 maker,
                 leadership,
@@ -573,11 +573,11 @@ async def build(
                 is_gone=runtime.forget,
             )
         is_owner = leadership is None and refusal is None
-        await _read_rows(core, refusal, owns_shards=is_owner, was_left=opened.was_left)
+        await _read_rows(state, refusal, owns_shards=is_owner, was_left=opened.was_left)
         opened.was_left = False
     except BaseException:
-        if core is not None:
-            core.is_closed = True
+        if state is not None:
+            state.is_closed = True
         if runtime is not None and runtime.event_publisher is not None:
             await await_shielded(runtime.event_publisher.close_journal)
         opened.close()
@@ -586,7 +586,7 @@ async def build(
         await the_spawner.aclose()
         raise
     if refusal is None:
-        runtime.watches_inbox = inbox and replicator is None and core.has_all
+        runtime.watches_inbox = inbox and replicator is None and state.has_all
         runtime.start()
         _note(opened)
     if leadership is not None:
@@ -595,33 +595,33 @@ async def build(
         except BaseException:
             await await_shielded(runtime.close)
             raise
-    return Engine(core, runtime)
+    return Engine(state, runtime)
 
 
-def _connect(core: EngineState, *, is_replica: bool) -> None:
+def _connect(state: EngineState, *, is_replica: bool) -> None:
     """Give the state its parts from layers above."""
-    core.lease_type = Lease
-    core.waiters.serve_one = partial(serve_waiter, core)
-    core.waiters.check_empty = core.check_empty
+    state.lease_type = Lease
+    state.waiters.serve_one = partial(serve_waiter, state)
+    state.waiters.check_empty = state.check_empty
     if is_replica:
-        core.waiters.may_serve = core.is_any_tended
-    core.hidden = HiddenRows(core)
-    core.flows = joins = Joins(core)
-    joins.resume = partial(resume, core)
+        state.waiters.may_serve = state.is_any_tended
+    state.hidden = HiddenRows(state)
+    state.flows = joins = Joins(state)
+    joins.resume = partial(resume, state)
 
 
-def _make_shards(core: EngineState, opened: OpenStore, maker: ShardMaker) -> None:
+def _make_shards(state: EngineState, opened: OpenStore, maker: ShardMaker) -> None:
     """Fill the list of shards: what is open, and stubs for the rest."""
     here = {one.index: one for one in opened.shards}
     for index in range(opened.shard_count):
         with _refused(index):
             one = here.get(index)
-            core.shards.append(maker.stub(index) if one is None else maker.make(one))
+            state.shards.append(maker.stub(index) if one is None else maker.make(one))
 
 
-def _open_body_files(core: EngineState, use_files: Callable[[Shard], None]) -> None:
+def _open_body_files(state: EngineState, use_files: Callable[[Shard], None]) -> None:
     """Open the body files of every shard that is here."""
-    for shard in core.hosted:
+    for shard in state.hosted:
         with _refused(shard.index):
             use_files(shard)
 
@@ -633,43 +633,43 @@ def _open_journal(
 
     Returns: what does the same for the events of a shard that comes here later.
     """
-    core = runtime.core
+    state = runtime.state
     if sink is None:
         if runtime.leadership is not None:
-            for shard in core.hosted:
+            for shard in state.hosted:
                 leave(shard)
         return leave
-    publisher = runtime.event_publisher = EventPublisher(core, partial(sink, core))
+    publisher = runtime.event_publisher = EventPublisher(state, partial(sink, state))
     with _refused():
         publisher.open()
     return publisher.replace
 
 
-def _open_files(path: str, least: int, core: EngineState, shard: Shard) -> None:
+def _open_files(path: str, least: int, state: EngineState, shard: Shard) -> None:
     """Open the body files of one shard of a store on disk."""
-    use_bodies(core, shard, open_bodies(shard.store, path, shard.index), least)
+    use_bodies(state, shard, open_bodies(shard.store, path, shard.index), least)
 
 
 async def _read_rows(
-    core: EngineState, refusal: NotLeaderError | None, *, owns_shards: bool, was_left: bool
+    state: EngineState, refusal: NotLeaderError | None, *, owns_shards: bool, was_left: bool
 ) -> None:
     """Build memory from the rows; give back the leases of the process before."""
-    for shard in core.hosted:
+    for shard in state.hosted:
         with _refused(shard.index):
-            await in_slices(core, counter_slices(core, shard))
+            await in_slices(state, counter_slices(state, shard))
         if refusal is not None:
-            shard.co.enter(READ_ONLY, refusal)
-    own = core.hosted if owns_shards else []
+            shard.coalescer.enter(READ_ONLY, refusal)
+    own = state.hosted if owns_shards else []
     noted: list[Noted] = []
     for shard in own:
         with _refused(shard.index):
-            await count_at_open(core, shard)
-            await in_slices(core, note_leases(core, shard, noted, was_left))
+            await count_at_open(state, shard)
+            await in_slices(state, note_leases(state, shard, noted, was_left))
     with _refused():
-        await load_leases(core, noted)
+        await load_leases(state, noted)
     for shard in own:
         with _refused(shard.index):
-            await load_deadlines(core, shard)
+            await load_deadlines(state, shard)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from ..model.values import (
     StreamOptions,
     Task,
 )
-from ..state.caches.claim_sets import LaneKey
+from ..state.caches.claim_sets import TenantQueueKey
 from ..state.engine_state import EngineState
 from ..state.long_polls import ClaimRequest
 from ..state.queue_state import TenantQueue
@@ -69,10 +69,10 @@ __all__ = [
     "encode_tasks",
     "enqueue_waiting",
     "has_dependencies",
-    "lane_of",
     "lease_s_of",
     "name_bad_task",
     "options_of",
+    "tenant_queue_of",
 ]
 
 LEASE_S = 30.0
@@ -89,25 +89,25 @@ class Queue:
 
     __slots__ = (
         "_boost_after_s",
-        "_core",
         "_defaults",
         "_is_everybodys",
         "_keys",
         "_last_call",
         "_lease_s",
         "_requests",
+        "_state",
     )
 
     def __init__(
         self,
-        core: EngineState,
+        state: EngineState,
         defaults: TaskTemplate,
         *,
         is_all_tenants: bool,
         lease_s: float,
         boost_after_s: float | None,
     ) -> None:
-        self._core = core
+        self._state = state
         self._defaults = defaults
         self._keys = [(defaults.queue, None if is_all_tenants else defaults.tenant)]
         self._is_everybodys = is_all_tenants
@@ -198,10 +198,10 @@ class Queue:
         Cancellation: while waiting for backpressure nothing has happened; in the last wait it
         happens.
         """
-        core = self._core
-        core.check()
+        state = self._state
+        state.check()
         if durable is not None:
-            check_durable(core, durable)
+            check_durable(state, durable)
         if self._is_everybodys:
             raise UsageError(NO_ENQUEUE)
         if after or on_failure != "run":
@@ -225,7 +225,7 @@ class Queue:
                 after=after,
                 on_failure=on_failure,
             )
-            return (await enqueue_waiting(core, [task], self._defaults, durable))[0]
+            return (await enqueue_waiting(state, [task], self._defaults, durable))[0]
         if (
             priority == 5
             and delay is None
@@ -242,23 +242,25 @@ class Queue:
         ):
             shared, face, packed = self._defaults, b"", b""
             has_face = function is not None or preview is not None or labels is not None
-            if has_face and shared.faces and core.keeps_faces(shared.queue):
-                face = packed_face(function, preview, labels, core.redaction)
+            if has_face and shared.faces and state.keeps_faces(shared.queue):
+                face = packed_face(function, preview, labels, state.redaction)
             if headers is not None:
-                packed = encode_headers(headers, core.limits.headers_bytes_max)
-            submitted = submit_plain(core, shared, payload, durable, None, None, packed, face)
+                packed = encode_headers(headers, state.limits.headers_bytes_max)
+            submitted = submit_plain(state, shared, payload, durable, None, None, packed, face)
             if submitted is None and type(payload) is bytes and not face and not packed:
-                line = line_of(core, payload)
+                line = line_of(state, payload)
                 if line is not None:
                     shard, task_id = line
                     if durable is True:
-                        await shard.co.wait_in_line()
-                        core.check()
+                        await shard.coalescer.wait_in_line()
+                        state.check()
                     else:
-                        receipt = await enqueue_in_line(core, shard.co, shared, payload, task_id)
+                        receipt = await enqueue_in_line(
+                            state, shard.coalescer, shared, payload, task_id
+                        )
                         if receipt is not None:
                             return receipt
-                    submitted = submit_plain(core, shared, payload, durable, None, task_id)
+                    submitted = submit_plain(state, shared, payload, durable, None, task_id)
             if submitted is not None:
                 future, receipt = submitted
                 if future is not None:
@@ -268,9 +270,9 @@ class Queue:
                 task = NewTask(
                     payload, headers=headers, labels=labels, function=function, preview=preview
                 )
-                item = encoded_task(core, shared, task, core.clock.wall_us())
+                encoded = encoded_task(state, shared, task, state.clock.wall_us())
             else:
-                item = simple_item(core, shared, payload)
+                encoded = simple_item(state, shared, payload)
         else:
             if (
                 run_at is None
@@ -283,8 +285,8 @@ class Queue:
             ):
                 shared, face = self._defaults, b""
                 has_face = function is not None or preview is not None or labels is not None
-                if has_face and shared.faces and core.keeps_faces(shared.queue):
-                    face = packed_face(function, preview, labels, core.redaction)
+                if has_face and shared.faces and state.keeps_faces(shared.queue):
+                    face = packed_face(function, preview, labels, state.redaction)
                 if (
                     dedup_key is not None
                     and delay is None
@@ -293,11 +295,11 @@ class Queue:
                     and not face
                 ):
                     queued = submit_keyed(
-                        core, shared, payload, priority, dedup_key, dedup_window, durable
+                        state, shared, payload, priority, dedup_key, dedup_window, durable
                     )
                 else:
                     queued = submit_task(
-                        core,
+                        state,
                         shared,
                         payload,
                         priority,
@@ -333,8 +335,8 @@ class Queue:
                 function=function,
                 preview=preview,
             )
-            item = encoded_task(core, self._defaults, task, core.clock.wall_us())
-        return await enqueue(core, item, durable)
+            encoded = encoded_task(state, self._defaults, task, state.clock.wall_us())
+        return await enqueue(state, encoded, durable)
 
     async def enqueue_stream(
         self,
@@ -359,14 +361,14 @@ class Queue:
         Durability: as ``enqueue``: the payload is durable before its task is.
         Cancellation: before the last wait nothing has happened, and what was written goes.
         """
-        core = self._core
-        core.check()
-        check_durable(core, durable)
+        state = self._state
+        state.check()
+        check_durable(state, durable)
         if self._is_everybodys:
             raise UsageError(NO_ENQUEUE)
         if unknown := options.keys() - StreamOptions.__annotations__.keys():
             raise UsageError(f"enqueue_stream has no option {sorted(unknown)[0]!r}")
-        return await enqueue_stream(core, self._defaults, source, NewTask(b"", **options), durable)
+        return await enqueue_stream(state, self._defaults, source, NewTask(b"", **options), durable)
 
     async def enqueue_many(
         self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
@@ -386,26 +388,26 @@ class Queue:
 
         Durability: as ``enqueue``. Cancellation: chunks already queued happen.
         """
-        core, given = self._core, listed(tasks)
+        state, given = self._state, listed(tasks)
         try:
-            core.check()
-            check_durable(core, durable)
+            state.check()
+            check_durable(state, durable)
             if self._is_everybodys:
                 raise UsageError(NO_ENQUEUE)
-            submitted = submit_plain_many(core, self._defaults, given, durable) or submit_tasks(
-                core, self._defaults, given, durable
+            submitted = submit_plain_many(state, self._defaults, given, durable) or submit_tasks(
+                state, self._defaults, given, durable
             )
             if submitted is not None:
                 future, receipts = submitted
                 await future
                 return receipts
             if any(has_dependencies(task) for task in given):
-                return await enqueue_waiting(core, given, self._defaults, durable, atomic=atomic)
-            items = await encode_tasks(core, given, self._defaults)
-            return await enqueue_many(core, items, durable, is_atomic=atomic)
+                return await enqueue_waiting(state, given, self._defaults, durable, atomic=atomic)
+            encoded_tasks = await encode_tasks(state, given, self._defaults)
+            return await enqueue_many(state, encoded_tasks, durable, is_atomic=atomic)
         except LodeqError as error:
             if isinstance(error, UsageError) and not error.receipts:
-                await name_bad_task(core, given, self._defaults, error)
+                await name_bad_task(state, given, self._defaults, error)
             error.receipts = error.receipts or [None] * len(given)
             raise
 
@@ -442,8 +444,8 @@ class Queue:
             attempt stays counted), so a task is never leased twice at once.
         Cancellation: the tasks it took go back by themselves, to their old places.
         """
-        core = self._core
-        core.check()
+        state = self._state
+        state.check()
         if dead is not False:
             if dead is not True:
                 raise UsageError(f"dead must be True or False, not {dead!r}")
@@ -462,19 +464,19 @@ class Queue:
             wait_s = 0.0 if wait == 0 else duration_s(wait, "wait")
             request = self._request(limit, lease, worker, exported)
             if skip_tenants:
-                return await claim(core, skipping(request, skip_tenants), wait_s)
+                return await claim(state, skipping(request, skip_tenants), wait_s)
             self._last_call = (limit, lease, wait, worker, exported, request, wait_s)
         if request.is_plain:
-            submitted = submit_claim(core, request)
+            submitted = submit_claim(state, request)
             is_admitted = False
-            if submitted is None and len(core.shards) == 1:
-                co = core.shards[0].co
-                if not co.has_capacity:
-                    granted = await claim_in_line(core, co, request)
+            if submitted is None and len(state.shards) == 1:
+                coalescer = state.shards[0].coalescer
+                if not coalescer.has_capacity:
+                    granted = await claim_in_line(state, coalescer, request)
                     if granted is not None:
                         return granted
                     is_admitted = True
-                    submitted = submit_claim(core, request, None, True)
+                    submitted = submit_claim(state, request, None, True)
             if submitted is not None:
                 future, leases = submitted
                 if future is None:
@@ -485,11 +487,11 @@ class Queue:
                     drop(leases)
                     raise
                 except BaseException:  # cancelled: the task goes back by itself
-                    give_back(core, leases)
+                    give_back(state, leases)
                     raise
                 return leases
-            return await claim(core, request, wait_s, is_admitted=is_admitted)
-        return await claim(core, request, wait_s)
+            return await claim(state, request, wait_s, is_admitted=is_admitted)
+        return await claim(state, request, wait_s)
 
     async def _claim_dead(
         self,
@@ -506,7 +508,7 @@ class Queue:
                 "tenant=…); ALL_TENANTS and skip_tenants are for ready tasks"
             )
         request = self._request(limit, lease, worker, exported)
-        return await claim_dead(self._core, request, duration_s(wait, "wait"))
+        return await claim_dead(self._state, request, duration_s(wait, "wait"))
 
     def _request(
         self, limit: int, lease: Duration | None, worker: str, exported: bool
@@ -579,7 +581,7 @@ class Queue:
         Durability and Cancellation: as ``claim``.
         """
         return LeaseStream(
-            self._core,
+            self._state,
             self._request(limit, lease, worker, False),
             wait_s=duration_s(wait, "wait", least=0.001),
             is_kept_alive=keepalive,
@@ -587,21 +589,21 @@ class Queue:
 
     # -- reading -----------------------------------------------------------------------
 
-    def _lanes(self) -> list[TenantQueue]:
+    def _tenant_queues(self) -> list[TenantQueue]:
         queue, tenant = self._keys[0]
         if tenant is None:
-            topic = self._core.topics.get(queue)
-            return list(topic.lanes.values()) if topic is not None else []
-        lane = self._core.find_lane(queue, tenant)
-        return [lane] if lane is not None else []
+            queue_state = self._state.queue_states.get(queue)
+            return list(queue_state.tenant_queues.values()) if queue_state is not None else []
+        tenant_queue = self._state.find_tenant_queue(queue, tenant)
+        return [tenant_queue] if tenant_queue is not None else []
 
     async def stats(self) -> QueueStats:
         """Exact counts, from memory; ``oldest_ready_age`` (seconds, or None) may need a read.
 
         Durability: includes what is queued but not yet committed. Cancellation: does not wait.
         """
-        self._core.check()
-        return task_list.queue_stats(self._core, self._keys[0][0], self._lanes())
+        self._state.check()
+        return task_list.queue_stats(self._state, self._keys[0][0], self._tenant_queues())
 
     async def list(self, state: str, *, limit: int = 100, after: Task | None = None) -> Tasks:
         """Tasks by state: ready, delayed, waiting, leased, dead, completed, expired, cancelled.
@@ -615,8 +617,8 @@ class Queue:
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
-        self._core.check()
-        return await task_list.list_tasks(self._core, *self._keys[0], state, limit, after)
+        self._state.check()
+        return await task_list.list_tasks(self._state, *self._keys[0], state, limit, after)
 
     async def peek(self, limit: int = 10) -> Tasks:
         """The next tasks a claim would get, without claiming them: ``list("ready")``.
@@ -654,12 +656,12 @@ class Queue:
 
         Durability: as ``enqueue``. Cancellation: slices already queued happen.
         """
-        self._core.check()
+        self._state.check()
         named = None if ids is None else task_ids(ids, "redrive")
         renew = None
         if check_redrive_policy(policy) == "current":
-            renew = await policies_of_today(self._core, self.name)
-        return await admin.redrive(self._core, self._lanes(), named, renew)
+            renew = await policies_of_today(self._state, self.name)
+        return await admin.redrive(self._state, self._tenant_queues(), named, renew)
 
     async def pause(self) -> None:
         """Claims get nothing until ``resume``; survives a restart. Enqueues go on.
@@ -669,8 +671,8 @@ class Queue:
 
         Durability: as ``enqueue``. Cancellation: in the last wait it happens.
         """
-        self._core.check()
-        await admin.pause(self._core, *self._keys[0])
+        self._state.check()
+        await admin.pause(self._state, *self._keys[0])
 
     async def resume(self) -> bool:
         """Undo ``pause``; waiting claims are served at once.
@@ -683,8 +685,8 @@ class Queue:
         Durability: as ``enqueue``. Cancellation: in the last wait it happens; slices of many
         tenants that are already queued happen.
         """
-        self._core.check()
-        return await admin.resume(self._core, *self._keys[0])
+        self._state.check()
+        return await admin.resume(self._state, *self._keys[0])
 
     async def cancel_all(self, *, leased: bool = True) -> int:
         """Cancel all tasks that are ready, delayed, waiting or leased at the call, not dead ones.
@@ -698,10 +700,10 @@ class Queue:
 
         Durability: as ``enqueue``. Cancellation: slices already queued happen.
         """
-        self._core.check()
+        self._state.check()
         if not isinstance(leased, bool):
             raise UsageError(f"leased must be True or False, not {leased!r}")
-        return await admin.cancel_all(self._core, self._lanes(), leased)
+        return await admin.cancel_all(self._state, self._tenant_queues(), leased)
 
     async def purge(self, state: str | None = None) -> int:
         """Delete the tasks that are ready, delayed, waiting or dead at the call (None: all).
@@ -713,26 +715,26 @@ class Queue:
 
         Durability: as ``enqueue``. Cancellation: slices already queued happen.
         """
-        self._core.check()
-        return await admin.purge(self._core, self._lanes(), state)
+        self._state.check()
+        return await admin.purge(self._state, self._tenant_queues(), state)
 
 
 async def encode_tasks(
-    core: EngineState, tasks: Sequence[NewTask], base: TaskTemplate | None
+    state: EngineState, tasks: Sequence[NewTask], base: TaskTemplate | None
 ) -> list[EncodedTask]:
     """Validate and encode tasks for one or several queues, before anything is queued.
 
     ``base`` gives the queue and the defaults of tasks that name none; None: each must name one.
     """
-    turns = Turns(core)
-    now_us = core.clock.wall_us()
+    turns = Turns(state)
+    now_us = state.clock.wall_us()
     shared: dict[tuple[str | None, str | None], TaskTemplate] = {}
-    items: list[EncodedTask] = []
+    encoded_tasks: list[EncodedTask] = []
     large: dict[int, EncodedTask] = {}
     for n, task in enumerate(list(tasks)):  # a copy: the caller may change the list meanwhile
         if n and turns.is_over:
             await turns.give_now()
-            core.check()
+            state.check()
         if not isinstance(task, NewTask):
             raise _no_task(task)
         try:
@@ -740,9 +742,9 @@ async def encode_tasks(
         except TypeError:  # a name of a wrong type: the next line refuses it
             template = None
         if template is None:
-            template = shared[task.queue, task.tenant] = _template_of(core, task, base)
-        items.append(item_among(core, template, task, now_us, large))
-    return items
+            template = shared[task.queue, task.tenant] = _template_of(state, task, base)
+        encoded_tasks.append(item_among(state, template, task, now_us, large))
+    return encoded_tasks
 
 
 def has_dependencies(task: object) -> bool:
@@ -751,7 +753,7 @@ def has_dependencies(task: object) -> bool:
 
 
 async def enqueue_waiting(
-    core: EngineState,
+    state: EngineState,
     tasks: Sequence[NewTask],
     base: TaskTemplate | None,
     durable: bool | None,
@@ -761,7 +763,7 @@ async def enqueue_waiting(
     """Enqueue tasks of which some wait for others: those one by one, the rest between them.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         tasks: of one call; all are checked before anything is written.
         base: gives queue and defaults to tasks that name none.
         durable: True waits for an fsync, whatever the engine's mode.
@@ -780,23 +782,23 @@ async def enqueue_waiting(
             error.at(n)
             raise
         plain.append(task._replace(after=(), on_failure="run"))
-    items = await encode_tasks(core, plain, base)
-    receipts: list[Receipt | None] = [None] * len(items)
+    encoded_tasks = await encode_tasks(state, plain, base)
+    receipts: list[Receipt | None] = [None] * len(encoded_tasks)
     at = 0
     try:
-        while at < len(items):
+        while at < len(encoded_tasks):
             end = at
-            while end < len(items) and not waits[end]:
+            while end < len(encoded_tasks) and not waits[end]:
                 end += 1
             if end > at:
-                receipts[at:end] = await enqueue_many(core, items[at:end], durable)
-            if end < len(items):
+                receipts[at:end] = await enqueue_many(state, encoded_tasks[at:end], durable)
+            if end < len(encoded_tasks):
                 receipts[end] = await enqueue_after(
-                    core, items[end], waits[end], tasks[end].on_failure, durable
+                    state, encoded_tasks[end], waits[end], tasks[end].on_failure, durable
                 )
             at = end + 1
     except LodeqError as error:
-        if len(items) > 1 or error.receipts:
+        if len(encoded_tasks) > 1 or error.receipts:
             some = list(error.receipts or ())
             error.receipts = [*receipts[:at], *some, *receipts[at + len(some) :]]
         raise
@@ -804,26 +806,26 @@ async def enqueue_waiting(
 
 
 async def name_bad_task(
-    core: EngineState, tasks: Sequence[Any], base: TaskTemplate | None, error: UsageError
+    state: EngineState, tasks: Sequence[Any], base: TaskTemplate | None, error: UsageError
 ) -> None:
     """Say in an error which task it is about: the first that fails with the same words.
 
     Nothing was written, and the paths that encode many tasks do not count: here each is tried.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         tasks: as the call was given them.
         base: the defaults of the queue that was called; None where each task names its own.
         error: gets the number of the task.
     """
-    turns, now_us = Turns(core), core.clock.wall_us()
+    turns, now_us = Turns(state), state.clock.wall_us()
     for n, task in enumerate(tasks):
         if turns.is_over:
             await turns.give_now()
         try:
             if not isinstance(task, NewTask):
                 raise _no_task(task)
-            encoded_task(core, _template_of(core, task, base), task, now_us)
+            encoded_task(state, _template_of(state, task, base), task, now_us)
         except UsageError as one:
             if str(one) == str(error):
                 error.at(n)
@@ -836,7 +838,7 @@ def _no_task(given: object) -> UsageError:
     return UsageError(f"tasks must be lodeq.NewTask, not {type(given).__name__}")
 
 
-def _template_of(core: EngineState, task: NewTask, base: TaskTemplate | None) -> TaskTemplate:
+def _template_of(state: EngineState, task: NewTask, base: TaskTemplate | None) -> TaskTemplate:
     """Defaults for the queue and tenant that a task names, or else ``base`` does."""
     if task.queue is None and base is None:
         raise UsageError("engine.enqueue_many needs a queue for every task: NewTask(queue=…)")
@@ -849,10 +851,10 @@ def _template_of(core: EngineState, task: NewTask, base: TaskTemplate | None) ->
     names = names_of(queue, tenant)
     if base is not None and names[0] == base.queue:
         return base if names[1] == base.tenant else base.for_tenant(names[1])
-    return TaskTemplate(*names, codec=core.codecs.get(names[0]))
+    return TaskTemplate(*names, codec=state.codecs.get(names[0]))
 
 
-def lane_of(queue: Queue) -> LaneKey:
+def tenant_queue_of(queue: Queue) -> TenantQueueKey:
     """Queue and tenant of a queue object; a tenant of None stands for all."""
     return queue._keys[0]
 

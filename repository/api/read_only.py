@@ -65,5 +65,5 @@ def open_read_only(path: str | os.PathLike[str]) -> OpenHandle:
 
 def oldest_lease_age(engine: Engine) -> float | None:
     """Seconds since the oldest lease was granted, from the lease rows; None if there is none."""
-    granted = [record.leased_us for _, _, record in foreign_leases(runtime_of(engine).core)]
+    granted = [record.leased_us for _, _, record in foreign_leases(runtime_of(engine).state)]
     return max(0.0, (SystemClock().wall_us() - min(granted)) / 1e6) if granted else None

@@ -71,22 +71,22 @@ REAPER_LAG_S_MAX = 10.0
 class EngineRuntime:
     """Background tasks of an engine, and operations on the whole store."""
 
-    def __init__(self, core: EngineState, opened: OpenStore, reaper: Reaper | None) -> None:
-        self.core = core
+    def __init__(self, state: EngineState, opened: OpenStore, reaper: Reaper | None) -> None:
+        self.state = state
         self.opened = opened
         self.reaper = reaper
-        self.body_gc = BodyGC(core)
+        self.body_gc = BodyGC(state)
         self.snapshots = SnapshotScheduler(
-            core,
+            state,
             opened,
             copy_shards=self.copy_shards,
             journal_positions=self.journal_positions,
         )
-        self.workers = WorkerRegister(core.clock)
+        self.workers = WorkerRegister(state.clock)
         self.replicator: Replicator | None = None
         self.members: NamesMembers | None = None  # who knows the other nodes or processes
         self.event_publisher: EventPublisher | None = None  # with a lifecycle journal
-        self.ingester = Ingester(core, opened.store_id, opened.path, self._flush)
+        self.ingester = Ingester(state, opened.store_id, opened.path, self._flush)
         self.watches_inbox = False
         self._ingest_task: TaskHandle | None = None
         self._is_ingesting = False
@@ -99,11 +99,11 @@ class EngineRuntime:
         self._ballast_bytes = opened.ballast_bytes
         self._ballast_task: TaskHandle | None = None
         self._is_stopping = False
-        self._closing = ShieldedTask(core.spawner, self._tear_down, "lodeq-close")
+        self._closing = ShieldedTask(state.spawner, self._tear_down, "lodeq-close")
         self._is_torn_down = False
         self.server: RunningServer | None = None  # that others reach the store through
         self.leadership: Leadership | None = None  # of a replica
-        self.other_leaders = OtherLeaders(core, the_joins(core))
+        self.other_leaders = OtherLeaders(state, the_joins(state))
 
     # -- running -----------------------------------------------------------------------
 
@@ -116,17 +116,17 @@ class EngineRuntime:
 
     def start(self) -> None:
         """Start the background tasks."""
-        core, reaper = self.core, self.reaper
-        if reaper is not None and isinstance(core.clock, DrivingClock):
-            self._driven = core.clock.drive(reaper.catch_up)
+        state, reaper = self.state, self.reaper
+        if reaper is not None and isinstance(state.clock, DrivingClock):
+            self._driven = state.clock.drive(reaper.catch_up)
         elif reaper is not None:
             self._runs_reaper = True
-            self._reaper_task = core.spawner.spawn(
+            self._reaper_task = state.spawner.spawn(
                 partial(self._run_reaper, reaper), "lodeq-reaper"
             )
         # On disk every shard has body files, and one may come here later.
-        if self.opened.path is not None or any(shard.bodies is not None for shard in core.hosted):
-            self._body_gc_task = core.spawner.spawn(self.body_gc.run, "lodeq-bodies")
+        if self.opened.path is not None or any(shard.bodies is not None for shard in state.hosted):
+            self._body_gc_task = state.spawner.spawn(self.body_gc.run, "lodeq-bodies")
         if self.event_publisher is not None:
             self.event_publisher.start()
         self.snapshots.start()
@@ -136,23 +136,23 @@ class EngineRuntime:
         try:
             await reaper.run()
         except BaseException as error:  # also if something cancels all tasks
-            if not self.core.is_closed:
+            if not self.state.is_closed:
                 self._reaper_end = repr(error)
             raise
 
     def _watch_disk(self) -> None:
-        core = self.core
-        if self.opened.path is not None and not core.is_closed:
+        state = self.state
+        if self.opened.path is not None and not state.is_closed:
             try:
                 is_low = disk_free_bytes(self.opened.path) < DISK_FREE_BYTES_MIN
             except StorageError:
                 is_low = True
-            core.note_disk(is_low=is_low)
+            state.note_disk(is_low=is_low)
             self._keep_ballast(self.opened.path)
             if self.watches_inbox and not self._is_ingesting and self.ingester.is_due:
                 self._is_ingesting = True
-                self._ingest_task = core.spawner.spawn(self._ingest, "lodeq-inbox")
-            self._watch = core.spawner.call_later(WATCH_S, self._watch_disk)
+                self._ingest_task = state.spawner.spawn(self._ingest, "lodeq-inbox")
+            self._watch = state.spawner.call_later(WATCH_S, self._watch_disk)
 
     def _keep_ballast(self, root: str) -> None:
         """Keep a ballast file, which a recovery can free. Made in a thread: it may be slow."""
@@ -164,12 +164,12 @@ class EngineRuntime:
             return  # others report the disk's error
         if size:
             make = partial(self._make_ballast, root, size)
-            self._ballast_task = self.core.spawner.spawn(make, "lodeq-ballast")
+            self._ballast_task = self.state.spawner.spawn(make, "lodeq-ballast")
 
     async def _make_ballast(self, root: str, size: int) -> None:
         make = partial(ballast.make, root, size, is_stopped=lambda: self._is_stopping)
         try:
-            await self.core.spawner.run_in_thread(make)
+            await self.state.spawner.run_in_thread(make)
         except OSError as exc:
             self._ballast_bytes = 0  # not tried again by this process
             engine_log.ballast_failed(root, exc.strerror or repr(exc))
@@ -184,31 +184,31 @@ class EngineRuntime:
 
     def health(self) -> Health:
         """See ``Engine.health``."""
-        core = self.core
+        state = self.state
         reasons = []
-        for shard in core.hosted:
+        for shard in state.hosted:
             # A shard that is led elsewhere is healthy.
-            failure = shard.co.failure
+            failure = shard.coalescer.failure
             if failure is not None:
                 advice = f": a table is damaged; close, then {ADVICE}"
                 reasons.append(
                     f"shard {shard.index} is poisoned: {failure}"
                     f"{advice if is_damage(failure) else ''}"
                 )
-            if shard.co.refused_write is not None:
-                reasons.append(f"shard {shard.index} is stalled: {shard.co.refused_write}")
+            if shard.coalescer.refused_write is not None:
+                reasons.append(f"shard {shard.index} is stalled: {shard.coalescer.refused_write}")
             reasons.extend(f"shard {shard.index}: {r}" for r in read_probe(shard.store).reasons)
             reasons.extend(unreadable_of(shard))
             reasons.extend(absent_files(shard))
         if isinstance(self.replicator, KnowsWhy):
             reasons.extend(self.replicator.failures())
-        if core.log_full is not None:
-            reasons.append(core.log_full)
-        elif core.is_disk_low:
+        if state.log_full is not None:
+            reasons.append(state.log_full)
+        elif state.is_disk_low:
             reasons.append("the disk is nearly full: enqueues are refused")
         if self._reaper_end is not None:
             reasons.append(f"the reaper has ended, nothing falls due any more: {self._reaper_end}")
-        lag = core.deadlines.lag_s(core.clock.mono(), core.clock.wall_us() // 1000)
+        lag = state.deadlines.lag_s(state.clock.mono(), state.clock.wall_us() // 1000)
         if self.reaper is not None and lag > REAPER_LAG_S_MAX:
             reasons.append(f"the reaper is {lag:.1f} s late")
         if self.event_publisher is not None and self.event_publisher.problem is not None:
@@ -219,26 +219,29 @@ class EngineRuntime:
             reasons.append(f"the store is not served any more: {self.server.problem}")
         if self.server is not None and self.server.warning is not None:
             reasons.append(self.server.warning)
-        reasons.extend(core.flows.problems())
-        reasons.extend(core.all_anomalies())
+        reasons.extend(state.flows.problems())
+        reasons.extend(state.all_anomalies())
         return Health.of(*reasons)
 
     async def fsync(self) -> None:
         """See ``Engine.fsync``."""
-        for shard in self.core.hosted:
-            failure = shard.co.failure  # a follower has none: it syncs what it has applied
-            if failure is not None and shard.co.durable_number < shard.co.applied_number:
+        for shard in self.state.hosted:
+            failure = shard.coalescer.failure  # a follower has none: it syncs what it has applied
+            if (
+                failure is not None
+                and shard.coalescer.durable_number < shard.coalescer.applied_number
+            ):
                 raise StoragePoisonedError(
                     f"shard {shard.index} is poisoned ({failure}): its last commits may not be "
                     "durable; close the engine, look at the disk, reopen it"
                 ) from failure
-            await self.core.commit_barrier(shard, is_durable=True, is_local=True)
+            await self.state.commit_barrier(shard, is_durable=True, is_local=True)
 
     async def verify(self) -> VerifyReport:
         """See ``Engine.verify``."""
         self.body_gc.pauses += 1  # before any snapshot: its rows' payloads must stay
         try:
-            findings = [found for shard in self.core.hosted for found in await self._check(shard)]
+            findings = [found for shard in self.state.hosted for found in await self._check(shard)]
         finally:
             self.body_gc.pauses -= 1
         return VerifyReport(not findings, tuple(findings))
@@ -248,33 +251,33 @@ class EngineRuntime:
         try:
             return await self._findings(shard)
         except (ClosedError, NotLeaderError):
-            if self.core.is_closed or self.core.shards[shard.index] is shard:
+            if self.state.is_closed or self.state.shards[shard.index] is shard:
                 raise
             return []
 
     async def _findings(self, shard: Shard) -> list[Finding]:
-        core = self.core
-        await core.commit_barrier(shard, is_local=True)
-        splits = await in_slices(core, find_splits(shard.store))
+        state = self.state
+        await state.commit_barrier(shard, is_local=True)
+        splits = await in_slices(state, find_splits(shard.store))
         view = shard.store.snapshot(splits)
         try:
-            slices = verify_slices(view, shard.index, len(core.shards))
-            findings = await in_slices(core, slices)
+            slices = verify_slices(view, shard.index, len(state.shards))
+            findings = await in_slices(state, slices)
             if shard.bodies is not None:
                 shard.bodies.is_doubted |= any(f.kind == "body" for f in findings)
-            return findings + await check_bodies(core, shard, view)
+            return findings + await check_bodies(state, shard, view)
         finally:
             view.close()
 
     async def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """See ``Engine.checkpoint``."""
-        core = self.core
+        state = self.state
         if self.opened.path is None:
             raise UsageError("an engine in memory has nothing to checkpoint")
-        if not core.hosted:
+        if not state.hosted:
             raise UsageError("this process has no shard, so there is nothing to checkpoint")
-        for shard in core.hosted:
-            await core.commit_barrier(shard, is_local=True)
+        for shard in state.hosted:
+            await state.commit_barrier(shard, is_local=True)
         work = begin_checkpoint(path, store=self.opened.path)
         try:
             marks = await self.copy_shards(work)
@@ -283,9 +286,9 @@ class EngineRuntime:
                 work,
                 store_id=self.opened.store_id,
                 shards=marks,
-                total=len(core.shards),
+                total=len(state.shards),
             )
-            await run_to_completion(core.spawner, write, abandon_checkpoint)
+            await run_to_completion(state.spawner, write, abandon_checkpoint)
         except BaseException:
             abandon_checkpoint(work)
             raise
@@ -304,31 +307,31 @@ class EngineRuntime:
         async with self.ingester.paused():
             self.body_gc.pauses += 1
             try:
-                return [await self._copy_shard(work, shard) for shard in self.core.hosted]
+                return [await self._copy_shard(work, shard) for shard in self.state.hosted]
             finally:
                 self.body_gc.pauses -= 1
 
     async def _copy_shard(self, work: str, shard: Shard) -> ShardMark:
         await self._flush(shard)
-        with writes_paused(shard.co):
+        with writes_paused(shard.coalescer):
             await self._flush(shard)
             names = shard.bodies.files.seal_all() if shard.bodies is not None else []
             checkpoint_shard(shard.store, work, shard.index)
-            number = shard.co.applied_number
+            number = shard.coalescer.applied_number
         if shard.bodies is not None:
             add = partial(checkpoint_bodies, shard.bodies.files.folder, names, work, shard.index)
-            await self.core.spawner.run_in_thread(add)
+            await self.state.spawner.run_in_thread(add)
         return ShardMark(shard.index, number >> 40, number)
 
     async def _flush(self, shard: Shard) -> None:
         """Flush a shard in its thread: a checkpoint would do it with the GIL held."""
-        if shard.co.failure is None:
+        if shard.coalescer.failure is None:
             try:
-                await on_shard_thread(self.core.spawner, shard, shard.store.flush)
+                await on_shard_thread(self.state.spawner, shard, shard.store.flush)
                 return
             except CommitUnknownError as error:  # RocksDB takes no more writes either
-                shard.co.fail(error)
-        raise shard.co.refusal()
+                shard.coalescer.fail(error)
+        raise shard.coalescer.refusal()
 
     # -- closing -----------------------------------------------------------------------
 
@@ -339,46 +342,46 @@ class EngineRuntime:
 
     async def close(self) -> None:
         """See ``Engine.close``. It runs in its own task, which a cancelled caller does not stop."""
-        core = self.core
+        state = self.state
         if self._is_torn_down:
             return
-        core.check_loop()
+        state.check_loop()
         if self.server is None:
-            core.is_closed = True
+            state.is_closed = True
         await self._closing.wait()
 
     async def _tear_down(self) -> None:
         """Close everything. If cancelled it is called again, so each step must work twice."""
-        core = self.core
+        state = self.state
         if self.leadership is not None:
             await self.leadership.closing()
         if self.server is not None:  # the requests that it still answers need an engine
             await self.server.close()
-            core.is_closed = True
+            state.is_closed = True
         await self._stop_background()
         why = "the engine was closed while this call waited"
-        core.waiters.fail_all(ClosedError(why))
-        core.fail_dead_waiters(lambda: ClosedError(why))
-        core.queue_limits.close()
+        state.waiters.fail_all(ClosedError(why))
+        state.fail_dead_waiters(lambda: ClosedError(why))
+        state.queue_limits.close()
         with suppress(LodeqError):  # then the next process knows of no starts
-            save_starts(core)
+            save_starts(state)
         if self.leadership is None:
             with suppress(LodeqError):  # then leases start again in full
-                await save_ends(core)
-        for futures in list(core.result_waiters.values()):
+                await save_ends(state)
+        for futures in list(state.result_waiters.values()):
             for future in futures:
                 if not future.done():
                     future.set_exception(ClosedError(why))
-        core.result_waiters.clear()
+        state.result_waiters.clear()
         await self._finish_upkeep()
         if self.event_publisher is not None:
             await self.event_publisher.finish()
-        for shard in core.hosted:
-            await shard.co.drain()
-        await core.thread_reads.finish()
-        self.opened.is_sound = all(shard.co.status != FAILED for shard in core.hosted)
-        await core.spawner.run_in_thread(self.opened.close)
-        for shard in core.hosted:
+        for shard in state.hosted:
+            await shard.coalescer.drain()
+        await state.thread_reads.finish()
+        self.opened.is_sound = all(shard.coalescer.status != FAILED for shard in state.hosted)
+        await state.spawner.run_in_thread(self.opened.close)
+        for shard in state.hosted:
             if shard.bodies is not None:
                 shard.bodies.files.close()
         self._is_torn_down = True
@@ -386,7 +389,7 @@ class EngineRuntime:
             engine_log.closed(self.opened.path)
         if self.leadership is not None:
             await self.leadership.closed()
-        await core.spawner.aclose()
+        await state.spawner.aclose()
 
     async def _finish_upkeep(self) -> None:
         """Do a bounded share of what is due, if the engine was open too shortly for any."""

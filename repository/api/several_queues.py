@@ -10,10 +10,10 @@ from ...engine.records.keyspace import check_name
 from ...errors import UsageError
 from ..model.arguments import check_limit, check_worker, duration_s, length_s
 from ..model.values import Duration
-from ..state.caches.claim_sets import LaneKey
+from ..state.caches.claim_sets import TenantQueueKey
 from ..state.engine_state import EngineState
 from ..state.long_polls import ClaimRequest
-from .queue import LEASE_S, Queue, boosts_of, lane_of, lease_s_of
+from .queue import LEASE_S, Queue, boosts_of, lease_s_of, tenant_queue_of
 
 __all__ = ["SeveralQueues"]
 
@@ -30,8 +30,8 @@ class SeveralQueues:
     the last one costs one comparison of the queues, which are the same objects as a rule.
     """
 
-    def __init__(self, core: EngineState) -> None:
-        self._core = core
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
         self._requests: OrderedDict[tuple[Any, ...], ClaimRequest] = OrderedDict()
         self._queues = 0
         self._seen: OrderedDict[int, None] = OrderedDict()  # hashes of queues claimed from once
@@ -133,7 +133,7 @@ class SeveralQueues:
     def _with_set(self, request: ClaimRequest) -> ClaimRequest:
         if len(request.keys) == 1:
             return request
-        claim_set = self._core.claim_sets.admit(request.keys)
+        claim_set = self._state.claim_sets.admit(request.keys)
         if claim_set is None and request.claim_set is None:
             return request
         return ClaimRequest(
@@ -156,8 +156,8 @@ def _request(
 ) -> ClaimRequest:
     if isinstance(queues, str | Queue) or not queues:
         raise UsageError("queues must be a non-empty list of names or Queue objects")
-    keys: list[LaneKey] = [
-        lane_of(queue) if isinstance(queue, Queue) else (check_name(queue, "queue"), b"")
+    keys: list[TenantQueueKey] = [
+        tenant_queue_of(queue) if isinstance(queue, Queue) else (check_name(queue, "queue"), b"")
         for queue in queues
     ]
     if lease is None:

@@ -14,21 +14,21 @@ from ...engine.records import keyspace as ks
 from ..model.values import EngineStats, QueueStats, ShardStats
 from ..state.engine_state import EngineState
 from ..state.queue_state import QueueState, Shard, TenantQueue
-from ..state.shard_scope import buckets_meant, shards_meant
+from ..state.shard_scope import shard_queues_meant, shards_meant
 from ..state.turns import Turns
 from ..tasks.task_list import queue_stats
 
 __all__ = [
     "Sums",
-    "lane_stats",
-    "lanes_of",
     "queues_of",
     "stats_of",
     "sums_of",
+    "tenant_queue_stats",
+    "tenant_queues_of",
     "unreadable_of",
 ]
 
-_LANES: Final = 32  # counted between two looks at the clock
+_TENANT_QUEUES: Final = 32  # counted between two looks at the clock
 _FAMILIES: Final = {
     ks.TASK: "task",
     ks.MOVED: "moved",
@@ -62,40 +62,44 @@ class Sums(NamedTuple):
     waiting: int = 0
 
 
-async def sums_of(core: EngineState) -> Sums:
+async def sums_of(state: EngineState) -> Sums:
     """Sum the counts of all queues and tenants, in turns."""
     ready = delayed = leased = dead = results = waiting = 0
-    turns = Turns(core)
-    for n, (_, lane) in enumerate(lanes_of(core)):
-        if not n % _LANES:
+    turns = Turns(state)
+    for n, (_, tenant_queue) in enumerate(tenant_queues_of(state)):
+        if not n % _TENANT_QUEUES:
             await turns.give()
-        for bucket in buckets_meant(lane.buckets):
-            ready += bucket.ready
-            delayed += bucket.delayed - bucket.waiting
-            waiting += bucket.waiting
-            leased += bucket.leased
-            dead += bucket.dead
-            results += bucket.results
+        for shard_queue in shard_queues_meant(tenant_queue.shard_queues):
+            ready += shard_queue.ready
+            delayed += shard_queue.delayed - shard_queue.waiting
+            waiting += shard_queue.waiting
+            leased += shard_queue.leased
+            dead += shard_queue.dead
+            results += shard_queue.results
     return Sums(ready, delayed, leased, dead, results, waiting)
 
 
-def lanes_of(core: EngineState) -> Iterator[tuple[QueueState, TenantQueue]]:
+def tenant_queues_of(state: EngineState) -> Iterator[tuple[QueueState, TenantQueue]]:
     """All queues with each tenant, sorted; the engine may change between two of them."""
-    for queue in sorted(core.topics):
-        topic = core.topics.get(queue)
-        if topic is None:
+    for queue in sorted(state.queue_states):
+        queue_state = state.queue_states.get(queue)
+        if queue_state is None:
             continue  # dropped since
-        for tenant in sorted(topic.lanes) if len(topic.lanes) > 1 else list(topic.lanes):
-            lane = topic.lanes.get(tenant)
-            if lane is not None:
-                yield topic, lane
+        for tenant in (
+            sorted(queue_state.tenant_queues)
+            if len(queue_state.tenant_queues) > 1
+            else list(queue_state.tenant_queues)
+        ):
+            tenant_queue = queue_state.tenant_queues.get(tenant)
+            if tenant_queue is not None:
+                yield queue_state, tenant_queue
 
 
-def stats_of(core: EngineState, recoveries: Sequence[str], sums: Sums) -> EngineStats:
+def stats_of(state: EngineState, recoveries: Sequence[str], sums: Sums) -> EngineStats:
     """Statistics of an engine: counts (``sums``), totals since open, and its commit loops."""
-    totals, clock = core.totals, core.clock
-    oldest = min((lease.leased_us for lease in core.leases.values()), default=None)
-    shards = shards_meant(core.hosted)
+    totals, clock = state.totals, state.clock
+    oldest = min((lease.leased_us for lease in state.leases.values()), default=None)
+    shards = shards_meant(state.hosted)
     old = [shard.bodies.files.v1 for shard in shards if shard.bodies is not None]
     return EngineStats(
         ready=sums.ready,
@@ -113,10 +117,10 @@ def stats_of(core: EngineState, recoveries: Sequence[str], sums: Sums) -> Engine
         expired_total=totals.expired,
         dead_dropped_total=totals.dead_dropped,
         duplicates_total=totals.duplicates,
-        redact_failures=0 if core.redaction is None else core.redaction.failures,
+        redact_failures=0 if state.redaction is None else state.redaction.failures,
         recoveries=tuple(recoveries),
-        anomalies=tuple(core.all_anomalies()),
-        reaper_lag=core.deadlines.lag_s(clock.mono(), clock.wall_us() // 1000),
+        anomalies=tuple(state.all_anomalies()),
+        reaper_lag=state.deadlines.lag_s(clock.mono(), clock.wall_us() // 1000),
         oldest_lease_age=None if oldest is None else max(0.0, (clock.wall_us() - oldest) / 1e6),
         old_body_files=sum(map(len, old)),
         old_body_bytes=sum(sum(v1.values()) for v1 in old),
@@ -125,25 +129,31 @@ def stats_of(core: EngineState, recoveries: Sequence[str], sums: Sums) -> Engine
     )
 
 
-async def queues_of(core: EngineState) -> dict[tuple[str, str], QueueStats]:
+async def queues_of(state: EngineState) -> dict[tuple[str, str], QueueStats]:
     """Counts by queue and tenant, in turns, without those that are empty and not paused."""
     found = {}
-    turns = Turns(core)
-    for n, (topic, lane) in enumerate(lanes_of(core)):
-        if not n % _LANES:
+    turns = Turns(state)
+    for n, (queue_state, tenant_queue) in enumerate(tenant_queues_of(state)):
+        if not n % _TENANT_QUEUES:
             await turns.give()
-        stats = lane_stats(core, topic, lane)
+        stats = tenant_queue_stats(state, queue_state, tenant_queue)
         if stats is not None:
-            found[lane.queue.decode(), lane.tenant.decode()] = stats
+            found[tenant_queue.queue.decode(), tenant_queue.tenant.decode()] = stats
     return found
 
 
-def lane_stats(core: EngineState, topic: QueueState, lane: TenantQueue) -> QueueStats | None:
+def tenant_queue_stats(
+    state: EngineState, queue_state: QueueState, tenant_queue: TenantQueue
+) -> QueueStats | None:
     """Counts of one queue and tenant; None if it is empty and not paused."""
-    is_known = any(not bucket.is_idle for bucket in buckets_meant(lane.buckets))
-    if not (is_known or lane.is_paused or (topic.is_paused and not lane.tenant)):
+    is_known = any(
+        not shard_queue.is_idle for shard_queue in shard_queues_meant(tenant_queue.shard_queues)
+    )
+    if not (
+        is_known or tenant_queue.is_paused or (queue_state.is_paused and not tenant_queue.tenant)
+    ):
         return None
-    return queue_stats(core, lane.queue, [lane])
+    return queue_stats(state, tenant_queue.queue, [tenant_queue])
 
 
 def unreadable_of(shard: Shard) -> list[str]:
@@ -181,8 +191,8 @@ def _family(key: bytes) -> str:
 
 
 def _shard_stats(shard: Shard) -> ShardStats:
-    co = shard.co
-    s = co.stats
+    coalescer = shard.coalescer
+    s = coalescer.stats
     return ShardStats(
         shard=shard.index,
         commits=s.commits,
@@ -191,10 +201,10 @@ def _shard_stats(shard: Shard) -> ShardStats:
         bytes=s.bytes,
         syncs=s.syncs,
         stalls=s.stalls,
-        waiting=co.waiting,
+        waiting=coalescer.waiting,
         merge_sizes=tuple(s.merge.buckets()),
         commit=s.commit_us.summary(),
         fsync=s.fsync_us.summary(),
-        durable_commit=co.durable_number,
-        applied_commit=co.applied_number,
+        durable_commit=coalescer.durable_number,
+        applied_commit=coalescer.applied_number,
     )

@@ -74,10 +74,10 @@ from .cluster_view import ClusterMap, NamesFront, cluster_map
 from .direct_calls import DirectCalls
 from .engine import Engine, runtime_of
 from .lease_proof import LeaseProof
-from .queue import Queue, lane_of, options_of
+from .queue import Queue, options_of, tenant_queue_of
 from .runtime import EngineRuntime
 from .serve_options import RunningServer
-from .statistics import Sums, lane_stats, lanes_of, queues_of, stats_of
+from .statistics import Sums, queues_of, stats_of, tenant_queue_stats, tenant_queues_of
 from .workflow_calls import parts_of
 
 __all__ = [
@@ -146,13 +146,13 @@ class EngineView:
         spawner: the engine's event loop: threads, timers, tasks.
     """
 
-    __slots__ = ("_core", "_runtime", "clock", "spawner")
+    __slots__ = ("_runtime", "_state", "clock", "spawner")
 
     def __init__(self, runtime: EngineRuntime) -> None:
         self._runtime = runtime
-        self._core = runtime.core
-        self.clock: Clock = runtime.core.clock
-        self.spawner: Spawner = runtime.core.spawner
+        self._state = runtime.state
+        self.clock: Clock = runtime.state.clock
+        self.spawner: Spawner = runtime.state.spawner
 
     @property
     def server(self) -> RunningServer | None:
@@ -168,21 +168,21 @@ class EngineView:
             ClosedError: the engine is closed.
             UsageError: this is another loop or thread.
         """
-        self._core.check()
+        self._state.check()
 
     @property
     def is_closed(self) -> bool:
         """Whether the engine is closed, or closing."""
-        return self._core.is_closed
+        return self._state.is_closed
 
     @property
     def is_on_loop_thread(self) -> bool:
         """Whether the caller runs in the thread of the engine's loop. For any thread."""
-        return get_ident() == self._core.thread
+        return get_ident() == self._state.thread
 
     def turns(self) -> Turns:
         """A pacer for long work on the loop: it yields to others every few milliseconds."""
-        return Turns(self._core)
+        return Turns(self._state)
 
     # -- the engine --------------------------------------------------------------------
 
@@ -194,12 +194,12 @@ class EngineView:
     @property
     def limits(self) -> Limits:
         """Bounds of the engine."""
-        return self._core.limits
+        return self._state.limits
 
     @property
     def has_redaction(self) -> bool:
         """Whether a hook takes out of previews and labels what must not be stored."""
-        return self._core.redaction is not None
+        return self._state.redaction is not None
 
     @property
     def journal_name(self) -> str | None:
@@ -211,12 +211,12 @@ class EngineView:
     @property
     def is_disk_low(self) -> bool:
         """Whether enqueues are refused because the disk is nearly full."""
-        return self._core.is_disk_low
+        return self._state.is_disk_low
 
     @property
     def anomalies(self) -> list[str]:
         """The first hundred inconsistencies that were met and settled since open."""
-        return list(self._core.anomalies)
+        return list(self._state.anomalies)
 
     def disk_free_bytes(self) -> int | None:
         """Free space of the store's file system; None in memory, or once its folder is gone.
@@ -235,30 +235,30 @@ class EngineView:
 
     def stats(self, sums: Sums) -> EngineStats:
         """As ``Engine.stats``, with counts that the caller has summed over ``tenant_queues``."""
-        return stats_of(self._core, self._runtime.opened.recoveries, sums)
+        return stats_of(self._state, self._runtime.opened.recoveries, sums)
 
     # -- shards ------------------------------------------------------------------------
 
     @property
     def shard_count(self) -> int:
         """The number of shards."""
-        return len(self._core.shards)
+        return len(self._state.shards)
 
     def shards(self) -> Iterator[ShardView]:
         """Every shard that is here, by index."""
-        for shard in self._core.hosted:
-            co = shard.co
+        for shard in self._state.hosted:
+            coalescer = shard.coalescer
             yield ShardView(
                 shard.index,
-                co.stats,
-                co.waiting,
-                max(0, co.applied_number - co.durable_number),
-                shard.co.failure is not None,
+                coalescer.stats,
+                coalescer.waiting,
+                max(0, coalescer.applied_number - coalescer.durable_number),
+                shard.coalescer.failure is not None,
             )
 
     def refusing_shards(self) -> int:
         """The number of shards here that take no writes: poisoned, led elsewhere, or closed."""
-        return sum(not shard.co.takes_writes for shard in self._core.hosted)
+        return sum(not shard.coalescer.takes_writes for shard in self._state.hosted)
 
     def figures(self, shard: int) -> Figures | None:
         """RocksDB's own figures of a shard, in bytes. Reads no row. For any thread.
@@ -266,7 +266,7 @@ class EngineView:
         None: the shard is in memory, is closed, is not here, or its disk cannot be read.
         """
         try:
-            return figures_of(self._core.shards[shard].store)
+            return figures_of(self._state.shards[shard].store)
         except (ClosedError, NotLeaderError, StorageError, OSError):
             return None
 
@@ -274,7 +274,7 @@ class EngineView:
 
     def cluster(self) -> ClusterMap:
         """Who leads which shard, as this node knows it."""
-        return cluster_map(self._core, self._runtime.members)
+        return cluster_map(self._state, self._runtime.members)
 
     @property
     def replicator(self) -> object | None:
@@ -295,7 +295,7 @@ class EngineView:
 
     def check_led(self, shards: Collection[int]) -> None:
         """Check that this node leads these shards; see ``EngineState.check_led``."""
-        self._core.check_led(shards)
+        self._state.check_led(shards)
 
     def only(self, shards: Collection[int]) -> AbstractContextManager[None]:
         """Within the block, whole-queue calls of this task are about these shards alone."""
@@ -316,27 +316,27 @@ class EngineView:
             wait_s: seconds.
             skip_tenants: of a queue of ALL_TENANTS, tenants that are passed over.
         """
-        keys = list(dict.fromkeys(map(lane_of, queues)))
+        keys = list(dict.fromkeys(map(tenant_queue_of, queues)))
         request = ClaimRequest(keys, limit=1, lease_s=1.0, worker=b"", is_look=True)
         if skip_tenants:
             request.skipped = claim.skipping(request, skip_tenants).skipped
-        return await claim.ready(self._core, request, wait_s)
+        return await claim.ready(self._state, request, wait_s)
 
     # -- queues ------------------------------------------------------------------------
 
     async def queues(self) -> dict[tuple[str, str], QueueStats]:
         """As ``Engine.queues``: nothing of a moment ago, as the shared status may be."""
-        return await queues_of(self._core)
+        return await queues_of(self._state)
 
     def tenant_queues(self) -> Iterator[TenantQueueView]:
         """Every (queue, tenant) in order. The engine may change between two of them."""
-        core = self._core
-        for topic, lane in lanes_of(core):
-            flow = lane.flow
+        state = self._state
+        for queue_state, tenant_queue in tenant_queues_of(state):
+            flow = tenant_queue.flow
             yield TenantQueueView(
-                lane.queue,
-                lane.tenant,
-                lane_stats(core, topic, lane),
+                tenant_queue.queue,
+                tenant_queue.tenant,
+                tenant_queue_stats(state, queue_state, tenant_queue),
                 Flows(
                     flow.enqueued,
                     flow.claimed,
@@ -346,60 +346,66 @@ class EngineView:
                     flow.ran_us,
                 ),
                 [
-                    (index, bucket.ready + bucket.delayed + bucket.leased + bucket.dead)
-                    for index, bucket in enumerate(lane.buckets)
-                    if bucket is not None
+                    (
+                        index,
+                        shard_queue.ready
+                        + shard_queue.delayed
+                        + shard_queue.leased
+                        + shard_queue.dead,
+                    )
+                    for index, shard_queue in enumerate(tenant_queue.shard_queues)
+                    if shard_queue is not None
                 ],
             )
 
     def counters(self) -> Iterator[tuple[bytes, bytes, Sums]]:
         """(queue, tenant, counts) of all that memory knows of, empty ones included."""
-        for topic in self._core.topics.values():
-            for lane in topic.lanes.values():
+        for queue_state in self._state.queue_states.values():
+            for tenant_queue in queue_state.tenant_queues.values():
                 counts = [0] * len(Sums._fields)
-                for bucket in lane.buckets:
-                    if bucket is not None:
+                for shard_queue in tenant_queue.shard_queues:
+                    if shard_queue is not None:
                         for n, name in enumerate(Sums._fields):
-                            counts[n] += getattr(bucket, name)
-                yield topic.queue, lane.tenant, Sums(*counts)
+                            counts[n] += getattr(shard_queue, name)
+                yield queue_state.queue, tenant_queue.tenant, Sums(*counts)
 
     def queue_names(self) -> list[str]:
         """The names of all queues that hold, or just held, anything; sorted."""
-        return sorted(name.decode() for name in self._core.topics)
+        return sorted(name.decode() for name in self._state.queue_states)
 
     def has_queue(self, name: str) -> bool:
         """Whether a queue holds, or just held, anything; False for what cannot be a name."""
         try:
-            return check_name(name, "queue") in self._core.topics
+            return check_name(name, "queue") in self._state.queue_states
         except InvalidNameError:
             return False
 
     def has_tenant_queue(self, queue: bytes, tenant: bytes) -> bool:
         """The same of one tenant of a queue."""
-        return self._core.find_lane(queue, tenant) is not None
+        return self._state.find_tenant_queue(queue, tenant) is not None
 
     async def functions(
         self, queue: str | None, limit: int, after: tuple[str, str] | None
     ) -> list[PublishedFunction]:
         """A page of ``Engine.functions``, behind the queue and name of the last one before."""
-        self._core.check()
-        return await functions(self._core, queue, limit, after)
+        self._state.check()
+        return await functions(self._state, queue, limit, after)
 
     def codec(self, queue: str) -> Codec | None:
         """The codec that this process has given a queue, if any."""
-        return self._core.codecs.get(queue.encode())
+        return self._state.codecs.get(queue.encode())
 
     # -- tasks -------------------------------------------------------------------------
 
     async def task(self, task_id: TaskId, payloads: Payloads = "decoded") -> Task | None:
         """As ``Engine.get``; ``payloads``: values, the stored bytes, or neither."""
-        self._core.check()
-        return await lookup.get(self._core, task_id, payloads)
+        self._state.check()
+        return await lookup.get(self._state, task_id, payloads)
 
     async def payload_part(self, task_id: TaskId, offset: int, most: int) -> tuple[int, int, bytes]:
         """Of a task's payload: bytes, CRC-32, and the part from ``offset`` on of ``most`` bytes."""
-        self._core.check()
-        async with await lookup.open_payload(self._core, task_id, SLICE_BYTES) as reader:
+        self._state.check()
+        async with await lookup.open_payload(self._state, task_id, SLICE_BYTES) as reader:
             sum, data = await reader.part(offset, most)
             return reader.size, sum, data
 
@@ -407,8 +413,8 @@ class EngineView:
         self, task_id: TaskId, wait_s: float = 0.0, payloads: Payloads = "decoded"
     ) -> Result | None:
         """As ``Engine.result``; ``payloads`` as ``task``."""
-        self._core.check()
-        return await lookup.result(self._core, task_id, wait_s, payloads)
+        self._state.check()
+        return await lookup.result(self._state, task_id, wait_s, payloads)
 
     async def history(
         self, meant: HistoryFilter, limit: int, cursor: str | None, bytes_max: int
@@ -421,9 +427,9 @@ class EngineView:
             cursor: of the page before; None begins with the newest.
             bytes_max: the page ends when it has read so many stored bytes.
         """
-        self._core.check()
+        self._state.check()
         return await history(
-            self._core,
+            self._state,
             meant,
             limit=limit,
             cursor=cursor,
@@ -442,9 +448,9 @@ class EngineView:
             cursor: of the page before; None begins.
             payloads: values, the stored bytes, or neither; then no payload is read.
         """
-        self._core.check()
+        self._state.check()
         return await bulk_acts.find(
-            self._core, meant, limit=limit, cursor=cursor, payloads=payloads
+            self._state, meant, limit=limit, cursor=cursor, payloads=payloads
         )
 
     async def page(
@@ -467,10 +473,10 @@ class EngineView:
             payloads: values, the stored bytes, or neither; then no payload is read.
             bytes_max: the page ends with the task that makes it so many stored bytes.
         """
-        self._core.check()
+        self._state.check()
         options = options_of(queue)
         return await list_page(
-            self._core,
+            self._state,
             options.queue,
             options.tenant,
             state,
@@ -482,11 +488,11 @@ class EngineView:
 
     def function_runs(self) -> list[FunctionRuns]:
         """Runs by function since the open, of a bounded number of functions. In any thread."""
-        return self._core.function_counts.read()
+        return self._state.function_counts.read()
 
     def lease_times(self, task_id: TaskId) -> LeaseTimes | None:
         """Begin and end of the live lease on a task; None if no lease is held here."""
-        lease = self._core.leases.get(task_id)
+        lease = self._state.leases.get(task_id)
         if lease is None:
             return None
         return LeaseTimes(lease.leased_us, lease.deadline_mono - self.clock.mono())
@@ -499,7 +505,7 @@ class EngineView:
         Raises:
             LeaseLostError: it has ended, and what ended it is committed.
         """
-        return await lease_proof.require(self._core, proof)
+        return await lease_proof.require(self._state, proof)
 
     async def complete_proved(
         self,
@@ -522,35 +528,37 @@ class EngineView:
         Raises:
             LeaseLostError: the lease has ended otherwise.
         """
-        await lease_proof.complete(self._core, proof, result, then=then, keep=keep, durable=durable)
+        await lease_proof.complete(
+            self._state, proof, result, then=then, keep=keep, durable=durable
+        )
 
     async def complete_many_proved(
         self, pairs: Sequence[tuple[LeaseProof, Any]], durable: bool | None
     ) -> list[LeaseLostError | None]:
         """Complete many leases by proof: (proof, result) each; repeated ones succeed again."""
-        return await lease_proof.complete_many(self._core, pairs, durable)
+        return await lease_proof.complete_many(self._state, pairs, durable)
 
     def direct_calls(self) -> DirectCalls:
         """Calls whose outcome goes to an object: for who answers many on one connection."""
-        return DirectCalls(self._core)
+        return DirectCalls(self._state)
 
     def held_lease(self, proof: LeaseProof) -> Lease | None:
         """The live lease that a proof belongs to; None: it has ended, or there is none."""
-        return lease_proof.find(self._core, proof)
+        return lease_proof.find(self._state, proof)
 
     def live_lease(self, task_id: bytes, epoch: int) -> Lease | None:
         """The lease of that epoch on a task, if it is live."""
-        lease: Any = self._core.leases.get(task_id)  # a ``Lease``, as all that are in use
+        lease: Any = self._state.leases.get(task_id)  # a ``Lease``, as all that are in use
         found: Lease | None = lease if lease is not None and lease.epoch == epoch else None
         return found
 
     def give_back(self, leases: Sequence[Lease]) -> None:
         """Release leases that nobody will work on."""
-        give_back(self._core, leases)
+        give_back(self._state, leases)
 
     def lease_keepalive(self, on_lost: Callable[[Lease], None], *, look_s: float) -> LeaseKeepalive:
         """A keepalive of leases in this process, which looks for lost ones every ``look_s``."""
-        return LeaseKeepalive(self._core, on_lost=on_lost, look_s=look_s)
+        return LeaseKeepalive(self._state, on_lost=on_lost, look_s=look_s)
 
     # -- workflows ---------------------------------------------------------------------
 
@@ -566,7 +574,7 @@ class EngineView:
             failed: only those that did not complete.
             payloads: what to read of their values.
         """
-        return await parts_of(self._core, id, after, limit, failed, payloads)
+        return await parts_of(self._state, id, after, limit, failed, payloads)
 
     def reach_leaders(self, calls: LeaderCalls) -> None:
         """Tell the leaders of other shards of joins by these calls, from now on."""
@@ -586,13 +594,13 @@ class EngineView:
         Raises:
             UsageError: it is none that a task can be.
         """
-        return encode_imported(self._core, template, task, now_us)
+        return encode_imported(self._state, template, task, now_us)
 
     async def enqueue_imported(
         self, tasks: Sequence[tuple[ImportedTask, EncodedTask]]
     ) -> Sequence[bool]:
         """Enqueue imported tasks durably; for each, whether it is new."""
-        return await enqueue_imported(self._core, tasks)
+        return await enqueue_imported(self._state, tasks)
 
     def exported(
         self, queue: bytes, tenant: bytes, *, dead: bool
@@ -601,7 +609,7 @@ class EngineView:
 
         For an engine that nobody else is using: nothing may move between two of them.
         """
-        return scan_tasks(self._core, queue, tenant, dead=dead)
+        return scan_tasks(self._state, queue, tenant, dead=dead)
 
     # -- upkeep ------------------------------------------------------------------------
 
@@ -613,28 +621,28 @@ class EngineView:
 
     async def purge_parts(self, planned: tuple[bytes, int], parts: Parts) -> PurgeReport:
         """Remove archived rows of a plan that comes as bytes. See ``bulk.purge.purge_parts``."""
-        self._core.check()
-        return await purge_parts(self._core, self._runtime.opened.store_id, planned, parts)
+        self._state.check()
+        return await purge_parts(self._state, self._runtime.opened.store_id, planned, parts)
 
     # -- rows, for the history checker -------------------------------------------------
 
     async def quiesce(self) -> None:
         """Wait until nothing is queued and, in fsync mode, all is durable: memory equals disk."""
-        core = self._core
+        state = self._state
 
         def is_busy(shard: Shard) -> bool:
-            co = shard.co
-            is_loose = core.is_fsync and co.durable_number < co.applied_number
-            return co.takes_writes and (bool(co.pending()) or is_loose)
+            coalescer = shard.coalescer
+            is_loose = state.is_fsync and coalescer.durable_number < coalescer.applied_number
+            return coalescer.takes_writes and (bool(coalescer.pending()) or is_loose)
 
-        while any(is_busy(shard) for shard in core.hosted):
-            for shard in core.hosted:
-                if shard.co.takes_writes:
-                    await core.commit_barrier(shard, is_durable=core.is_fsync, is_local=True)
+        while any(is_busy(shard) for shard in state.hosted):
+            for shard in state.hosted:
+                if shard.coalescer.takes_writes:
+                    await state.commit_barrier(shard, is_durable=state.is_fsync, is_local=True)
 
     def stores(self) -> Iterator[tuple[int, StoreView]]:
         """(index, rows) of every shard here, as they are on disk: without what is still queued."""
-        for shard in self._core.hosted:
+        for shard in self._state.hosted:
             yield shard.index, shard.store
 
     def with_body(self, shard: int, task_id: bytes, record: TaskRecord) -> TaskRecord:
@@ -643,7 +651,7 @@ class EngineView:
         Raises:
             RecordCorruptError: that payload cannot be read.
         """
-        return self._core.shards[shard].whole_task(task_id, record)
+        return self._state.shards[shard].whole_task(task_id, record)
 
 
 def view_of(engine: Engine) -> EngineView:

@@ -36,7 +36,7 @@ __all__ = [
 
 
 async def open_one(
-    core: EngineState, callback: NewTask | None, key: Any, name: Any, on_failure: Any
+    state: EngineState, callback: NewTask | None, key: Any, name: Any, on_failure: Any
 ) -> tuple[TaskId, TaskId | None, bool]:
     """See ``Engine.workflow``.
 
@@ -46,18 +46,18 @@ async def open_one(
         name: at most 128 bytes, shown to people.
         on_failure: ``run``, ``wait`` or ``cancel``.
     """
-    core.check()
+    state.check()
     check_on_failure(on_failure)
     bytes_max = WORKFLOW_NAME_BYTES_MAX
     if not isinstance(name, str) or len(name.encode("utf-8", "replace")) > bytes_max:
         raise UsageError(f"the name of a workflow is text of at most {bytes_max} bytes")
     packed = None if key is None else shard_key_bytes(key, "key")
-    item = None if callback is None else (await encode_tasks(core, [callback], None))[0]
-    return await build.open_workflow(core, item, packed, name, on_failure)
+    encoded = None if callback is None else (await encode_tasks(state, [callback], None))[0]
+    return await build.open_workflow(state, encoded, packed, name, on_failure)
 
 
 async def add(
-    core: EngineState,
+    state: EngineState,
     workflow: AnyId,
     tasks: Sequence[NewTask],
     first: Any,
@@ -73,7 +73,7 @@ async def add(
         after: members they wait for.
         chain: each waits for the one before it.
     """
-    core.check()
+    state.check()
     given = listed(tasks)
     if len(given) > SLICE_TASKS_MAX:
         raise LimitError(
@@ -83,14 +83,14 @@ async def add(
     if first is not None and (isinstance(first, bool) or not isinstance(first, int)):
         raise UsageError(f"first {first!r} is not a number")
     waits_for = task_ids(after, "after=")
-    items = await encode_tasks(core, given, None)
+    encoded_tasks = await encode_tasks(state, given, None)
     return await build.add_members(
-        core, TaskId(workflow), items, first=first, after=waits_for, is_chain=bool(chain)
+        state, TaskId(workflow), encoded_tasks, first=first, after=waits_for, is_chain=bool(chain)
     )
 
 
 async def after(
-    core: EngineState, task: Any, waits_for: Sequence[AnyId], on_failure: Any
+    state: EngineState, task: Any, waits_for: Sequence[AnyId], on_failure: Any
 ) -> TaskId:
     """See ``Engine.enqueue_after``.
 
@@ -99,46 +99,46 @@ async def after(
         waits_for: ids of other tasks.
         on_failure: ``run``, ``wait`` or ``cancel``.
     """
-    core.check()
+    state.check()
     check_on_failure(on_failure)
     ids = task_ids(waits_for, "after=")
-    (item,) = await encode_tasks(core, [task], None)
-    return (await dependencies.enqueue_after(core, item, ids, on_failure)).id
+    (encoded,) = await encode_tasks(state, [task], None)
+    return (await dependencies.enqueue_after(state, encoded, ids, on_failure)).id
 
 
-async def seal(core: EngineState, workflow: AnyId) -> bool:
+async def seal(state: EngineState, workflow: AnyId) -> bool:
     """See ``Engine.seal_workflow``."""
-    core.check()
-    return await build.seal_workflow(core, TaskId(workflow))
+    state.check()
+    return await build.seal_workflow(state, TaskId(workflow))
 
 
-async def info(core: EngineState, workflow: AnyId) -> WorkflowInfo:
+async def info(state: EngineState, workflow: AnyId) -> WorkflowInfo:
     """See ``Engine.workflow_info``."""
-    core.check()
-    return await views.workflow_info(core, TaskId(workflow))
+    state.check()
+    return await views.workflow_info(state, TaskId(workflow))
 
 
-async def graph_of(core: EngineState, workflow: AnyId) -> WorkflowGraph:
+async def graph_of(state: EngineState, workflow: AnyId) -> WorkflowGraph:
     """See ``Engine.workflow_graph``."""
-    core.check()
-    return await graph.workflow_graph(core, TaskId(workflow))
+    state.check()
+    return await graph.workflow_graph(state, TaskId(workflow))
 
 
-async def list_some(core: EngineState, state: Any, limit: Any, cursor: Any) -> WorkflowPage:
+async def list_some(engine_state: EngineState, state: Any, limit: Any, cursor: Any) -> WorkflowPage:
     """See ``Engine.workflows``.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         state: one of ``WORKFLOW_STATES``, or None.
         limit: workflows, 1 to 256.
         cursor: of the page before, or None.
     """
-    core.check()
-    return await listing.list_workflows(core, state=state, limit=limit, cursor=cursor)
+    engine_state.check()
+    return await listing.list_workflows(engine_state, state=state, limit=limit, cursor=cursor)
 
 
 async def parts_of(
-    core: EngineState,
+    state: EngineState,
     id: AnyId,
     after: int,
     limit: int,
@@ -154,19 +154,19 @@ async def parts_of(
         failed: only those that did not complete.
         payloads: ``none`` reads no value.
     """
-    core.check()
+    state.check()
     return await views.parts(
-        core, TaskId(id), after=after, limit=limit, failed=bool(failed), payloads=payloads
+        state, TaskId(id), after=after, limit=limit, failed=bool(failed), payloads=payloads
     )
 
 
-async def cancel(core: EngineState, workflow: AnyId) -> int:
+async def cancel(state: EngineState, workflow: AnyId) -> int:
     """See ``Engine.cancel_workflow``."""
-    core.check()
-    return await acts.cancel_workflow(core, TaskId(workflow))
+    state.check()
+    return await acts.cancel_workflow(state, TaskId(workflow))
 
 
-async def redrive(core: EngineState, workflow: AnyId) -> int:
+async def redrive(state: EngineState, workflow: AnyId) -> int:
     """See ``Engine.redrive_workflow``."""
-    core.check()
-    return await acts.redrive_workflow(core, TaskId(workflow))
+    state.check()
+    return await acts.redrive_workflow(state, TaskId(workflow))

@@ -31,23 +31,23 @@ _BYTES: Final = 8 << 20
 _Batch = list[tuple[bytes, BodyRow]]  # by task
 
 
-async def check_bodies(core: EngineState, shard: Shard, view: StoreView) -> list[Finding]:
+async def check_bodies(state: EngineState, shard: Shard, view: StoreView) -> list[Finding]:
     """Find missing or damaged payloads of a shard. No body file may be removed meanwhile."""
     findings: list[Finding] = []
     if shard.bodies is None:
         return findings
     for batch in _batches(view):
         if not batch:
-            await core.spawner.checkpoint()
-            core.check()
+            await state.spawner.checkpoint()
+            state.check()
             continue
         check = partial(_check_batch, shard.bodies.files, batch)
-        found: list[tuple[bytes, str]] = await core.spawner.run_in_thread(check)
+        found: list[tuple[bytes, str]] = await state.spawner.run_in_thread(check)
         findings += (Finding(shard.index, "body", what, task_id) for task_id, what in found)
         if len(findings) > _FINDINGS_MAX:
             text = f"more than {_FINDINGS_MAX} findings"
             return [*findings[:_FINDINGS_MAX], Finding(shard.index, "truncated", text)]
-        core.check()
+        state.check()
     return findings
 
 

@@ -83,8 +83,8 @@ _Copies = list[tuple[LiveBody, BodyRow | None]]
 class BodyGC:
     """Garbage collector of one engine, for all its shards."""
 
-    def __init__(self, core: EngineState) -> None:
-        self._core = core
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
         self._wakers: set[Future] = set()
         self._is_stopping = False
         self._is_finishing = False
@@ -101,7 +101,7 @@ class BodyGC:
     async def run(self) -> None:
         """Collect garbage until stopped."""
         while not self._is_stopping:
-            for shard in self._core.hosted:
+            for shard in self._state.hosted:
                 try:
                     await self.step(shard)
                 except LodeqError as error:  # of this shard; the next pass may succeed
@@ -119,9 +119,9 @@ class BodyGC:
             return
         self._is_finishing = True
         try:
-            for shard in self._core.hosted:
+            for shard in self._state.hosted:
                 bodies = shard.bodies
-                if bodies is None or bodies.is_replica or shard.co.refused_write is not None:
+                if bodies is None or bodies.is_replica or shard.coalescer.refused_write is not None:
                     continue
                 if bodies.files.left_parts or bodies.files.files():
                     try:
@@ -150,7 +150,7 @@ class BodyGC:
         """Look at every file now, however lately something has died in it, and free what pays."""
         quiet_s, self.quiet_s = self.quiet_s, 0.0
         try:
-            for shard in self._core.hosted:
+            for shard in self._state.hosted:
                 bodies, left = shard.bodies, -1
                 while bodies is not None and not self._is_stopping:
                     was_busy = any(map(bodies.is_busy, bodies.to_look))  # a pass beside this one
@@ -159,24 +159,24 @@ class BodyGC:
                     if len(bodies.to_look) == left and not (was_busy or is_busy):
                         break
                     left = len(bodies.to_look)
-                    await self._core.spawner.checkpoint()
+                    await self._state.spawner.checkpoint()
         finally:
             self.quiet_s = quiet_s
 
     def _note_failure(self, shard: Shard, error: LodeqError) -> None:
-        is_closing = self._is_stopping or self._core.is_closed
+        is_closing = self._is_stopping or self._state.is_closed
         if not (is_closing and isinstance(error, ClosedError)):
             _log_failure(shard)
 
     def _is_held(self, shard: Shard) -> bool:
         is_over = self._is_stopping and not self._is_finishing
-        return is_over or self.pauses > 0 or not shard.co.takes_local_writes
+        return is_over or self.pauses > 0 or not shard.coalescer.takes_local_writes
 
     async def _begin(self, shard: Shard, bodies: Bodies) -> None:
         """Have all files of a shard looked at, once it may be known whether any may go."""
         try:
             if bodies.files.left_parts:
-                await self._core.spawner.run_in_thread(bodies.files.remove_left_parts)
+                await self._state.spawner.run_in_thread(bodies.files.remove_left_parts)
             bodies.to_look.update(file.number for file in bodies.files.files())
             await self._check_sample(shard, bodies)
         except LodeqError as error:  # of this shard: with unreadable rows no file may go
@@ -186,21 +186,21 @@ class BodyGC:
 
     async def _check_sample(self, shard: Shard, bodies: Bodies) -> None:
         """Check a sample of tasks for missing payload rows; with one missing, no file may go."""
-        rows = await Pages(self._core, shard, INDEX, INDEX_END, SAMPLE_ROWS).following()
+        rows = await Pages(self._state, shard, INDEX, INDEX_END, SAMPLE_ROWS).following()
         found = ((key, attempt(decode_index_row, raw)) for key, raw in rows)
         ids = [key[-16:] for key, row in found if row is not None and row.flags & BODY_ROW]
         bodies_of = shard.overlay.multi_get([BODY + task_id for task_id in ids])
         without = [task_id for task_id, raw in zip(ids, bodies_of, strict=True) if raw is None]
         if any(has_body(raw) for raw in shard.overlay.multi_get([TASK + one for one in without])):
             bodies.is_doubted = True
-            self._core.anomaly(
+            self._state.anomaly(
                 f"shard {shard.index}: rows of payloads are missing; no body file is removed until "
                 'the store is opened with recovery="salvage"'
             )
 
     async def step(self, shard: Shard) -> None:
         """Examine the files of a shard in which something has changed."""
-        bodies, core = shard.bodies, self._core
+        bodies, state = shard.bodies, self._state
         if bodies is not None and not bodies.is_known:  # also of one that has come here since
             await self._begin(shard, bodies)
         if bodies is None or not bodies.to_look:
@@ -217,7 +217,7 @@ class BodyGC:
             looked += 1
             if number in bodies.died:
                 bodies.died.discard(number)
-                bodies.died_mono[number] = core.clock.mono()
+                bodies.died_mono[number] = state.clock.mono()
             with bodies.busy(number):
                 try:
                     await self._collect(shard, bodies, file)
@@ -225,21 +225,21 @@ class BodyGC:
                     if number not in bodies.stuck:
                         bodies.stuck.add(number)
                         path = bodies.files.path(number)
-                        core.anomaly(f"shard {shard.index}: {path!r}: {error}; the file is kept")
+                        state.anomaly(f"shard {shard.index}: {path!r}: {error}; the file is kept")
                     _mark_examined(bodies, number)
 
     async def _collect(self, shard: Shard, bodies: Bodies, file: BodyFile) -> None:
         """Remove, compact or punch one file if that pays; the caller keeps it busy."""
-        core, number = self._core, file.number
+        state, number = self._state, file.number
         live = sum(record.size for record in live_bodies(shard, number))
-        await core.spawner.checkpoint()
+        await state.spawner.checkpoint()
         if not live:
             await self._remove(shard, bodies, number)
         elif _is_dense(bodies, file, live) or number in bodies.stuck:
             _mark_examined(bodies, number)
-        elif core.is_disk_low:
+        elif state.is_disk_low:
             await self._punch(shard, bodies, file)
-        elif core.clock.mono() >= bodies.died_mono.get(number, -self.quiet_s) + self.quiet_s:
+        elif state.clock.mono() >= bodies.died_mono.get(number, -self.quiet_s) + self.quiet_s:
             with suppress(StorageFullError):  # no space for copies: leave it as it is
                 await self.copy_out(shard, bodies, number)
 
@@ -253,7 +253,7 @@ class BodyGC:
         bodies.files.forget(number)
         # Freeing the blocks of a large file takes long: not on the loop, nor in the sync thread.
         unlink = partial(bodies.files.unlink, number)
-        cancelled = await await_shielded(partial(self._core.spawner.run_in_thread, unlink))
+        cancelled = await await_shielded(partial(self._state.spawner.run_in_thread, unlink))
         bodies.to_look.discard(number)
         bodies.died_mono.pop(number, None)
         if cancelled is not None:
@@ -318,7 +318,7 @@ class BodyGC:
                     pass
                 break
         if row is None or body is None:
-            self._core.anomaly(
+            self._state.anomaly(
                 f"shard {shard.index}: {bodies.files.path(number)!r} at {record.offset}: "
                 "a payload cannot be read; its file is kept"
             )
@@ -329,16 +329,16 @@ class BodyGC:
 
     async def _move(self, shard: Shard, bodies: Bodies, number: int, copies: _Copies) -> None:
         """Point rows at the copies, except those that have changed since."""
-        core = self._core
-        if not shard.co.has_capacity:
-            await core.backpressure(shard)
-        while not shard.co.takes_local_writes:
-            if self._is_stopping or shard.co.failure is not None:
+        state = self._state
+        if not shard.coalescer.has_capacity:
+            await state.backpressure(shard)
+        while not shard.coalescer.takes_local_writes:
+            if self._is_stopping or shard.coalescer.failure is not None:
                 return
             await self.pause(WAIT_S)  # what is committed shows before long where it is kept
         # atomic section
         moving: dict[bytes, bytes] = {}
-        group = shard.co.begin_local(sum(256 * len(record.task_ids) for record, _ in copies))
+        group = shard.coalescer.begin_local(sum(256 * len(record.task_ids) for record, _ in copies))
         for record, copy in copies:
             if copy is None:
                 continue
@@ -353,8 +353,8 @@ class BodyGC:
                     group.ops.append((old, None))
                 moving[task_id] = old
         bodies.moving.update(moving)
-        moved = shard.co.wait(group, is_durable=bodies.is_replica)
-        shard.co.commit_local(group)
+        moved = shard.coalescer.wait(group, is_durable=bodies.is_replica)
+        shard.coalescer.commit_local(group)
         await moved
         for task_id, old in moving.items():
             if bodies.moving.get(task_id) == old:
@@ -370,7 +370,7 @@ class BodyGC:
         for offset, size in [*ends, (file.bytes, 0)]:
             if offset > at:
                 bodies.files.punch(file.number, at, offset - at)
-                await self._core.spawner.checkpoint()
+                await self._state.spawner.checkpoint()
             at = offset + size
         _mark_examined(bodies, file.number)
 
@@ -378,7 +378,7 @@ class BodyGC:
 
     async def _rows_durable(self, shard: Shard) -> None:
         """Wait until what is there is durable: no power cut restores a row that needs a file."""
-        durable = shard.co.local_barrier()
+        durable = shard.coalescer.local_barrier()
         if durable is not None:
             await durable
 
@@ -387,20 +387,20 @@ class BodyGC:
 
         def failed(error: BaseException) -> BaseException:
             failure = CommitUnknownError(f"a sync of body files failed: {error}")
-            shard.co.fail(failure)
+            shard.coalescer.fail(failure)
             return failure
 
-        await on_shard_thread(self._core.spawner, shard, bodies.files.sync, failed)
+        await on_shard_thread(self._state.spawner, shard, bodies.files.sync, failed)
 
     async def pause(self, seconds: float) -> None:
         """Sleep; ``stop`` ends it early."""
         if self._is_stopping:
             return
-        core = self._core
-        waker = core.spawner.future()
+        state = self._state
+        waker = state.spawner.future()
         self._wakers.add(waker)
-        until = core.clock.mono() + seconds
-        timer = core.clock.call_at(core.spawner, until, lambda: _done(waker))
+        until = state.clock.mono() + seconds
+        timer = state.clock.call_at(state.spawner, until, lambda: _done(waker))
         try:
             await waker
         finally:

@@ -13,17 +13,17 @@ from .body_gc import LOOK_S, BodyGC
 __all__ = ["migrate_bodies"]
 
 
-async def migrate_bodies(core: EngineState, body_gc: BodyGC) -> MigrationReport:
+async def migrate_bodies(state: EngineState, body_gc: BodyGC) -> MigrationReport:
     """See ``Engine.migrate_bodies``."""
     files = records = size = left = 0
-    for shard in core.hosted:
+    for shard in state.hosted:
         old = shard.bodies.files.v1 if shard.bodies is not None else {}
         for number in sorted(old):
             is_stuck = False
             while shard.bodies is not None and number in old and not is_stuck:
-                core.check()
-                if shard.co.failure is not None:
-                    raise shard.co.refusal()
+                state.check()
+                if shard.coalescer.failure is not None:
+                    raise shard.coalescer.refusal()
                 if not shard.bodies.is_busy(number):
                     done = await body_gc.copy_out(shard, shard.bodies, number)
                     records += done.records
@@ -33,5 +33,5 @@ async def migrate_bodies(core: EngineState, body_gc: BodyGC) -> MigrationReport:
                     await body_gc.pause(LOOK_S)
             files += not is_stuck
             left += is_stuck
-    core.check()
+    state.check()
     return MigrationReport(files, records, size, left)

@@ -46,14 +46,14 @@ class _Head(NamedTuple):
     nth: int
     keys: list[bytes]  # in memory, the next one last
     resume: bytes | None
-    bucket: ShardQueue
+    shard_queue: ShardQueue
 
 
 class DeadTrim:
     """Keeps the dead letters of one engine within the bounds of their queues."""
 
-    def __init__(self, core: EngineState) -> None:
-        self._core = core
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
         # By queue: bytes of a record, and how many dead letters there were when it was measured.
         self._sizes: dict[bytes, tuple[int, int]] = {}
         self._stuck: dict[bytes, int] = {}  # how many there were of which too many could not go
@@ -63,25 +63,29 @@ class DeadTrim:
 
     def slices(self) -> Slices:
         """Drop what is too much."""
-        core, now = self._core, self._core.clock.mono()
-        come = core.totals.dead + core.laid_back
-        seen = come, core.rules_set, sum(one.co.is_tended for one in core.hosted)
+        state, now = self._state, self._state.clock.mono()
+        come = state.totals.dead + state.laid_back
+        seen = come, state.rules_set, sum(one.coalescer.is_tended for one in state.hosted)
         if now < (self._again if seen == self._seen else self._next):
             return
         self._seen, self._next, self._again = seen, now + LOOK_S, now + AGAIN_S
-        for queue, rules in list(core.rules.items()):
-            topic = core.topics.get(queue)
-            if topic is not None and (rules.dead_max, rules.dead_bytes) != (NOT_SET, NOT_SET):
-                yield from self._queue(topic, rules)
+        for queue, rules in list(state.rules.items()):
+            queue_state = state.queue_states.get(queue)
+            if queue_state is not None and (rules.dead_max, rules.dead_bytes) != (NOT_SET, NOT_SET):
+                yield from self._queue(queue_state, rules)
 
-    def _queue(self, topic: QueueState, rules: QueueRules) -> Slices:
-        queue = topic.queue
+    def _queue(self, queue_state: QueueState, rules: QueueRules) -> Slices:
+        queue = queue_state.queue
         total, found = 0, []
-        for looked, lane in enumerate(list(topic.lanes.values()), 1):
-            for bucket in lane.buckets:
-                if bucket is not None and bucket.dead and bucket.shard.co.is_tended:
-                    total += bucket.dead
-                    found.append(bucket)
+        for looked, tenant_queue in enumerate(list(queue_state.tenant_queues.values()), 1):
+            for shard_queue in tenant_queue.shard_queues:
+                if (
+                    shard_queue is not None
+                    and shard_queue.dead
+                    and shard_queue.shard.coalescer.is_tended
+                ):
+                    total += shard_queue.dead
+                    found.append(shard_queue)
             if looked % TENANTS == 0:
                 yield {}
         if not total or self._stuck.get(queue) == total:
@@ -106,8 +110,8 @@ class DeadTrim:
                 if not heads:
                     break
                 head = heads[0]
-                gone += self._drop(groups, head.bucket.shard, head.keys.pop())
-                following = self._head(head.bucket, head.nth, head)
+                gone += self._drop(groups, head.shard_queue.shard, head.keys.pop())
+                following = self._head(head.shard_queue, head.nth, head)
                 if following is None:
                     heappop(heads)
                 else:
@@ -132,24 +136,24 @@ class DeadTrim:
             bounds.append(rules.dead_max)
         if rules.dead_bytes != NOT_SET:
             bounds.append(rules.dead_bytes // self._sizes[queue][0])
-        shards = self._core.shards
-        here = sum(shard.co.is_tended for shard in self._core.hosted)
+        shards = self._state.shards
+        here = sum(shard.coalescer.is_tended for shard in self._state.hosted)
         return -(-min(bounds) * here // len(shards))
 
     @staticmethod
-    def _head(bucket: ShardQueue, nth: int, before: _Head | None) -> _Head | None:
+    def _head(shard_queue: ShardQueue, nth: int, before: _Head | None) -> _Head | None:
         """The next dead letter of a tenant on a shard; ``before``: what was looked at, or none."""
         keys: list[bytes] = []
-        resume: bytes | None = bucket.floor(DEAD)
+        resume: bytes | None = shard_queue.floor(DEAD)
         if before is not None:
             keys, resume = before.keys, before.resume
-        upper = prefix_end(bucket.prefix + DEAD)
+        upper = prefix_end(shard_queue.prefix + DEAD)
         while not keys and resume is not None:
-            rows, resume = bucket.shard.overlay.scan_readable(resume, upper, PAGE)
+            rows, resume = shard_queue.shard.overlay.scan_readable(resume, upper, PAGE)
             keys = [key for key, _ in reversed(rows)]
         if not keys:
             return None
-        return _Head(decode_index_key(keys[-1]).at, nth, keys, resume, bucket)
+        return _Head(decode_index_key(keys[-1]).at, nth, keys, resume, shard_queue)
 
     def _measure(self, queue: bytes, total: int, found: list[ShardQueue]) -> None:
         """Look at the size of some that are next to go, where their number has changed."""
@@ -157,11 +161,11 @@ class DeadTrim:
         if measured and abs(total - measured) < max(1, measured // 8):
             return
         sizes = []
-        for bucket in found[:PAGE]:
-            head = self._head(bucket, 0, None)
+        for shard_queue in found[:PAGE]:
+            head = self._head(shard_queue, 0, None)
             if head is None:
                 continue
-            overlay = bucket.shard.overlay
+            overlay = shard_queue.shard.overlay
             raw = overlay.get_sound(TASK + head.keys[-1][-16:]) or b""
             task = attempt(decode_task, raw)
             sizes.append(max(len(raw), task.raw_bytes if task is not None else 0))
@@ -169,20 +173,20 @@ class DeadTrim:
 
     def _drop(self, groups: dict[Shard, Group], shard: Shard, key: bytes) -> bool:
         """Delete one dead letter, if it is still one and nobody waits for it."""
-        core, task_id = self._core, key[-16:]
+        state, task_id = self._state, key[-16:]
         try:
-            location = task_location(core, shard, task_id)
+            location = task_location(state, shard, task_id)
             if location is None or location.key != key:
                 return False
-            if location.row.flags & MEMBER_ROW and core.flows.awaits(shard, task_id):
+            if location.row.flags & MEMBER_ROW and state.flows.awaits(shard, task_id):
                 return False
             group = groups.get(shard)
             if group is None:
-                group = groups[shard] = shard.co.begin(SLICE * 128)
+                group = groups[shard] = shard.coalescer.begin(SLICE * 128)
             with group:
-                end_task(core, group, location, None, "dead_max")
+                end_task(state, group, location, None, "dead_max")
         except LodeqError as error:
-            core.anomaly(f"shard {shard.index}: {task_id.hex()}: {error}")
+            state.anomaly(f"shard {shard.index}: {task_id.hex()}: {error}")
             return False
-        core.totals.dead_dropped += 1
+        state.totals.dead_dropped += 1
         return True

@@ -72,12 +72,12 @@ class Sink(Protocol):
 
 
 def open_journal(
-    core: EngineState, root: str, *, name: str, retention: Retention | None, roll: Roll | None
+    state: EngineState, root: str, *, name: str, retention: Retention | None, roll: Roll | None
 ) -> Journal:
     """Open the lifecycle journal of a store. Blocks.
 
     Args:
-        core: the engine's state, for its event loop and clock.
+        state: the engine's state, for its event loop and clock.
         root: the store's folder.
         name: the journal's name, a folder below ``journals/``.
         retention: how much of the journal is kept; None keeps everything.
@@ -92,9 +92,9 @@ def open_journal(
     make_root(path)
     rule = roll if roll is not None else roll_for(retention)
     return Journal(
-        LogWriter.open(path, clock=core.clock, roll=rule),
-        core.spawner,
-        core.clock,
+        LogWriter.open(path, clock=state.clock, roll=rule),
+        state.spawner,
+        state.clock,
         flush="async",
         batch_bytes=1 << 20,
         batch_s=PAUSE_S,
@@ -109,16 +109,16 @@ class _Source:
 
     def __init__(self, shard: Shard, shards: int) -> None:
         self.shard = shard
-        self.is_replica = isinstance(shard.co, ReplicatedCoalescer)
+        self.is_replica = isinstance(shard.coalescer, ReplicatedCoalescer)
         buffer = EventBuffer(shard.index, shards, is_replica=self.is_replica)
-        self.buffer = shard.co.events = buffer
+        self.buffer = shard.coalescer.events = buffer
         self.is_joined = not self.is_replica  # see ``journal_start``
         self.is_stuck = False  # the store cannot be read: later events wait
 
     @property
     def can_move(self) -> bool:
         """Whether its rows can be read and deleted."""
-        return self.is_joined and not self.is_stuck and self.shard.co.takes_local_writes
+        return self.is_joined and not self.is_stuck and self.shard.coalescer.takes_local_writes
 
     @property
     def has_due(self) -> bool:
@@ -126,17 +126,17 @@ class _Source:
         rows = self.buffer.rows
         if not rows:
             return not self.buffer.is_complete
-        return rows[0][0] <= events_key(self.shard.co.durable_number)
+        return rows[0][0] <= events_key(self.shard.coalescer.durable_number)
 
 
 class EventPublisher:
     """Publisher of one engine, for all its shards. Made before anything is queued."""
 
-    def __init__(self, core: EngineState, make: Callable[[], Sink]) -> None:
-        self._core = core
+    def __init__(self, state: EngineState, make: Callable[[], Sink]) -> None:
+        self._state = state
         self._make = make  # blocks
         self.journal: Sink | None = None
-        self._sources = [_Source(shard, len(core.shards)) for shard in core.hosted]
+        self._sources = [_Source(shard, len(state.shards)) for shard in state.hosted]
         self._moving: list[tuple[_Source, int]] = []  # appended, not known to be durable
         self._waker: Future | None = None
         self._is_stopping = False
@@ -148,7 +148,7 @@ class EventPublisher:
     def replace(self, shard: Shard) -> None:
         """Go on with ``shard`` in place of the one that had its index: it was opened in between."""
         others = [one for one in self._sources if one.shard.index != shard.index]
-        self._sources = [*others, _Source(shard, len(self._core.shards))]
+        self._sources = [*others, _Source(shard, len(self._state.shards))]
         self._wake()
 
     def drop(self, shard: Shard) -> None:
@@ -166,12 +166,12 @@ class EventPublisher:
             rows, resume = scan(buffer.edge, EVENTS_END, SCAN_ROWS)
         except CorruptionError as error:
             source.is_stuck = True
-            self._core.anomaly(f"shard {buffer.shard}: its events cannot be read: {error}")
+            self._state.anomaly(f"shard {buffer.shard}: its events cannot be read: {error}")
             return 0
         before = buffer.held_bytes
         for key, value in rows:
             if value[-CHECKSUM_BYTES:] != checksum(value[:-CHECKSUM_BYTES]):
-                self._core.anomaly(
+                self._state.anomaly(
                     f"shard {buffer.shard}: events {key!r} are damaged: not published"
                 )
                 continue
@@ -193,7 +193,7 @@ class EventPublisher:
             read_bytes += read
             if read_bytes >= MOVE_BYTES or not read:  # only deleted rows: go on in the next turn
                 break
-        last, size = events_key(source.shard.co.durable_number), 0
+        last, size = events_key(source.shard.coalescer.durable_number), 0
         out: list[bytes] = []
         for key, value in buffer.rows:
             if key > last or len(out) >= MOVE_ROWS or size >= MOVE_BYTES:
@@ -239,7 +239,7 @@ class EventPublisher:
     async def _move(self) -> bool:
         journal = self.journal
         if journal is None:
-            journal = await self._core.spawner.run_in_thread(self._open_it)
+            journal = await self._state.spawner.run_in_thread(self._open_it)
         await self._join(journal)
         if not self._moving:
             payloads: list[bytes] = []
@@ -268,20 +268,20 @@ class EventPublisher:
     async def _join(self, journal: Sink) -> None:
         """Mark where the journal may have a gap, before anything of a replica is moved to it."""
         apart = [source for source in self._sources if not source.is_joined]
-        apart = [source for source in apart if source.shard.co.takes_local_writes]
+        apart = [source for source in apart if source.shard.coalescer.takes_local_writes]
         if not apart:
             return
         if isinstance(journal, Journal):
-            find = partial(identity_of, journal.path, self._core.ids.token())
-            identity = await self._core.spawner.run_in_thread(find)
-            here = [one.shard for one in apart if one.shard.co.failure is None]
+            find = partial(identity_of, journal.path, self._state.ids.token())
+            identity = await self._state.spawner.run_in_thread(find)
+            here = [one.shard for one in apart if one.shard.coalescer.failure is None]
             strange = [shard for shard in here if not is_joined(shard, identity)]
             marks = [mark for mark in map(begin_mark, strange) if mark is not None]
             if marks:
                 await journal.append_many(marks, until="buffered")
                 await journal.sync()
             for shard in strange:
-                if shard.co.failure is None:
+                if shard.coalescer.failure is None:
                     join(shard, identity)
         for source in apart:
             source.is_joined = True
@@ -293,13 +293,13 @@ class EventPublisher:
             buffer = source.buffer
             gone = [buffer.rows.popleft() for _ in range(count)]
             buffer.held_bytes -= sum([len(value) for _, value in gone])
-            co = source.shard.co
+            coalescer = source.shard.coalescer
             try:
-                group = co.begin_local(24 * count)
+                group = coalescer.begin_local(24 * count)
             except LodeqError:
                 continue  # poisoned: the next process moves them again
             group.ops += [(key, None) for key, _ in gone]
-            co.commit_local(group)
+            coalescer.commit_local(group)
         # In turns: a shard with many events does not keep the others waiting.
         moved = {source for source, _ in moving}
         left = [source for source in self._sources if source not in moved]
@@ -340,7 +340,7 @@ class EventPublisher:
 
     def start(self) -> None:
         """Start the background task."""
-        self._task = self._core.spawner.spawn(self._run, "lodeq-events")
+        self._task = self._state.spawner.spawn(self._run, "lodeq-events")
 
     async def _run(self) -> None:
         try:
@@ -361,13 +361,13 @@ class EventPublisher:
             if pause_s:
                 await self._pause(pause_s)
             else:
-                await self._core.spawner.checkpoint()
+                await self._state.spawner.checkpoint()
 
     async def _pause(self, seconds: float) -> None:
         """Wait until there is something to move, then for ``seconds``."""
-        core = self._core
+        state = self._state
         if not self._is_stopping and not self.is_behind:
-            self._waker = core.spawner.future()
+            self._waker = state.spawner.future()
             self._listen(self._wake)
             try:
                 await self._waker
@@ -376,8 +376,8 @@ class EventPublisher:
                 self._waker = None
         if self._is_stopping:
             return
-        self._waker = core.spawner.future()
-        timer = core.clock.call_at(core.spawner, core.clock.mono() + seconds, self._wake)
+        self._waker = state.spawner.future()
+        timer = state.clock.call_at(state.spawner, state.clock.mono() + seconds, self._wake)
         try:
             await self._waker
         finally:
@@ -407,12 +407,12 @@ class EventPublisher:
         if self._task is not None:
             await self._task.join()
             self._task = None
-        timer = self._core.spawner.call_later(CLOSE_S_MAX, self._give_up)
+        timer = self._state.spawner.call_later(CLOSE_S_MAX, self._give_up)
         try:
             for source in self._sources:
                 await self._await_durable(source.shard)
             while not self._is_out_of_time and (await self.step() or self._has_due):
-                await self._core.spawner.checkpoint()
+                await self._state.spawner.checkpoint()
         except LodeqError as error:
             _log.warning(
                 "the lifecycle journal is not written, events stay: %r",
@@ -427,7 +427,7 @@ class EventPublisher:
 
     async def _await_durable(self, shard: Shard) -> None:
         """Wait until everything queued is durable; a shard that fails keeps its rows."""
-        settled = shard.co.commit_barrier(is_durable=True, is_local=True)
+        settled = shard.coalescer.commit_barrier(is_durable=True, is_local=True)
         if settled is None or self._is_out_of_time:
             return
         self._waker = settled

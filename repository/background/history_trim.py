@@ -26,11 +26,11 @@ from ...engine.recovery.verify import bucket_of
 from ..state.engine_state import EngineState
 from ..state.queue_state import NEVER_MS, QueueState, Shard, ShardQueue
 from ..state.rows.expiry_entries import (
-    BUCKET_KIND,
-    BUCKET_KINDS,
     FINAL_KIND,
-    IN_BUCKET_KINDS,
+    IN_SHARD_QUEUE_KINDS,
     READ_KIND,
+    SHARD_QUEUE_KIND,
+    SHARD_QUEUE_KINDS,
     Entry,
 )
 from ..state.rows.task_location import forget_result
@@ -39,7 +39,7 @@ __all__ = ["HistoryTrim"]
 
 SLICE: Final = 128  # results read in one slice
 SCANNED: Final = 16  # expiry rows read in one go
-LANES: Final = 1024  # counted in one turn
+TENANT_QUEUES: Final = 1024  # counted in one turn
 AGAIN_MS: Final = 3_600_000
 MET_MS: Final = 60_000  # at least, until a queue whose retention ended a search is looked at again
 ROW_BYTES: Final = 256  # of a row of the history, until one was read
@@ -51,8 +51,8 @@ Slices = Iterator[dict[Shard, Group]]
 class HistoryTrim:
     """Keeps the history of one engine within its bounds, a slice at a time."""
 
-    def __init__(self, core: EngineState) -> None:
-        self._core = core
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
         self._counted: dict[int, int] = {}  # results of a shard when its queues were counted last
         self._positions: dict[tuple[int, bytes], bytes] = {}  # by shard and queue; b"": any queue
         self._again_ms: dict[int, int] = {}  # of a shard: when a retention that was met is over
@@ -71,11 +71,11 @@ class HistoryTrim:
 
     def _look_at_rules(self) -> None:
         """After a change: whether any queue keeps history, and the least bound of all."""
-        core = self._core
-        if self._rules_seen == core.rules_set:
+        state = self._state
+        if self._rules_seen == state.rules_set:
             return
-        self._rules_seen = core.rules_set
-        each = [core.history, *map(core.history_of, core.rules.values())]
+        self._rules_seen = state.rules_set
+        each = [state.history, *map(state.history_of, state.rules.values())]
         self._is_off = not any(bounds.ms for bounds in each)
         self._least = min(min(one.rows, one.bytes_max // ROW_BYTES_MAX) for one in each)
         self._counted.clear()
@@ -87,15 +87,15 @@ class HistoryTrim:
             shard: the shard to work on.
             over: results beyond ``Limits.results_max``; that much history goes, of any queue.
         """
-        core = self._core
+        state = self._state
         self._look_at_rules()
         if self._is_off:
             return
-        now_ms = core.clock.wall_us() // 1000
+        now_ms = state.clock.wall_us() // 1000
         if now_ms - self._begun_ms > AGAIN_MS or now_ms < self._begun_ms:
             self._begun_ms = now_ms
             self._positions.clear()
-            if len(self._row_bytes) > LANES:  # of queues that may be gone
+            if len(self._row_bytes) > TENANT_QUEUES:  # of queues that may be gone
                 self._row_bytes.clear()
         if over > 0:
             yield from self._walk(shard, {}, over)
@@ -104,45 +104,45 @@ class HistoryTrim:
             del self._again_ms[shard.index]
             self._counted.pop(shard.index, None)
         grown = shard.results - self._counted.get(shard.index, 0)
-        if shard.results * len(core.shards) <= least or 0 <= grown < max(1, least // 64):
+        if shard.results * len(state.shards) <= least or 0 <= grown < max(1, least // 64):
             return
         self._counted[shard.index] = shard.results
         wanted: dict[bytes, int] = {}
-        for topic in list(core.topics.values()):
-            yield from self._count(shard, topic, wanted)
+        for queue_state in list(state.queue_states.values()):
+            yield from self._count(shard, queue_state, wanted)
         if wanted:
             yield from self._walk(shard, wanted, 0)
             self._counted[shard.index] = shard.results
 
-    def _count(self, shard: Shard, topic: QueueState, wanted: dict[bytes, int]) -> Slices:
+    def _count(self, shard: Shard, queue_state: QueueState, wanted: dict[bytes, int]) -> Slices:
         """How many rows of a queue are too many here; 0: some are to be read, for their size."""
         total = 0
-        for looked, lane in enumerate(list(topic.lanes.values()), 1):
-            bucket = lane.buckets[shard.index]
-            total += bucket.results if bucket is not None else 0
-            if looked % LANES == 0:
+        for looked, tenant_queue in enumerate(list(queue_state.tenant_queues.values()), 1):
+            shard_queue = tenant_queue.shard_queues[shard.index]
+            total += shard_queue.results if shard_queue is not None else 0
+            if looked % TENANT_QUEUES == 0:
                 yield {}
-        shards, bounds = len(self._core.shards), topic.history
-        size = self._row_bytes.get(topic.queue)
+        shards, bounds = len(self._state.shards), queue_state.history
+        size = self._row_bytes.get(queue_state.queue)
         most = min(bounds.rows, bounds.bytes_max // (size or ROW_BYTES))
         over = total + most // -shards  # its share, rounded up
         if over > 0:
-            wanted[topic.queue] = over
+            wanted[queue_state.queue] = over
         elif size is None and total * shards > bounds.bytes_max // ROW_BYTES_MAX:
-            wanted[topic.queue] = 0
+            wanted[queue_state.queue] = 0
 
     def _walk(self, shard: Shard, wanted: dict[bytes, int], any_queue: int) -> Slices:
         """Along the expiry range, until what is wanted is dropped or the rest is to be kept."""
         names = list(wanted) or [b""]
         default = shard.expiry_head
         at: bytes | None = min(self._positions.get((shard.index, name), default) for name in names)
-        run = _Walk(self._core, shard, self._row_bytes, wanted, any_queue)
+        run = _Walk(self._state, shard, self._row_bytes, wanted, any_queue)
         last = b""
-        while at is not None and not run.is_over and shard.co.is_tended:
+        while at is not None and not run.is_over and shard.coalescer.is_tended:
             rows, resume = shard.overlay.scan_readable(
                 max(at, shard.expiry_head), EXPIRY_END, SCANNED
             )
-            group = shard.co.begin(SLICE * 64)
+            group = shard.coalescer.begin(SLICE * 64)
             queued = len(group.ops)
             run.left = SLICE
             for key, raw in rows:
@@ -155,7 +155,7 @@ class HistoryTrim:
                 at = last if run.has_dropped else last + b"\0"
             if len(group.ops) > queued or rows:
                 yield {shard: group}
-        if self._core.shards[shard.index] is not shard:  # it was let go meanwhile
+        if self._state.shards[shard.index] is not shard:  # it was let go meanwhile
             return
         if run.until_ms < NEVER_MS:
             self._again_ms[shard.index] = max(run.until_ms, run.now_ms + MET_MS)
@@ -169,18 +169,18 @@ class _Walk:
 
     def __init__(
         self,
-        core: EngineState,
+        state: EngineState,
         shard: Shard,
         sizes: dict[bytes, int],
         wanted: dict[bytes, int],
         any_queue: int,
     ) -> None:
-        self._core = core
+        self._state = state
         self._shard = shard
         self._sizes = sizes
         self._wanted = dict(wanted)
         self._any = any_queue
-        self.now_ms = core.clock.wall_us() // 1000
+        self.now_ms = state.clock.wall_us() // 1000
         self.until_ms = NEVER_MS  # when the first retention that ended a search is over
         self._read: dict[bytes, int] = {}
         self.left = 0  # results that may be read in this slice
@@ -199,23 +199,25 @@ class _Walk:
         keep: list[Entry] = []
         header: Entry | None = None
         is_named = self.has_dropped = False
-        bucket: ShardQueue | None = None
+        shard_queue: ShardQueue | None = None
         with group:
             for kind, ref in entries:
-                if kind in BUCKET_KINDS:
+                if kind in SHARD_QUEUE_KINDS:
                     header, is_named = (kind, ref), False
-                    bucket = shard.buckets_by_hash.get(ref) if kind == BUCKET_KIND else None
+                    shard_queue = (
+                        shard.shard_queues_by_hash.get(ref) if kind == SHARD_QUEUE_KIND else None
+                    )
                     continue
                 if (
-                    bucket is not None
+                    shard_queue is not None
                     and kind in (FINAL_KIND, READ_KIND)
                     and self.left > 0
-                    and self._is_wanted(bucket)
-                    and self._drop(group, bucket, ref, due_ms)
+                    and self._is_wanted(shard_queue)
+                    and self._drop(group, shard_queue, ref, due_ms)
                 ):
                     self.has_dropped = True
                     continue
-                if kind in IN_BUCKET_KINDS and header is not None and not is_named:
+                if kind in IN_SHARD_QUEUE_KINDS and header is not None and not is_named:
                     keep.append(header)
                     is_named = True
                 keep.append((kind, ref))
@@ -223,12 +225,12 @@ class _Walk:
                 value = encode_expiry(bytes((k,)) + ref for k, ref in keep) if keep else None
                 group.ops.append((key, value))
 
-    def _is_wanted(self, bucket: ShardQueue) -> bool:
-        return self._any > 0 or bucket.lane.queue in self._wanted
+    def _is_wanted(self, shard_queue: ShardQueue) -> bool:
+        return self._any > 0 or shard_queue.tenant_queue.queue in self._wanted
 
-    def _drop(self, group: Group, bucket: ShardQueue, task_id: bytes, due_ms: int) -> bool:
+    def _drop(self, group: Group, shard_queue: ShardQueue, task_id: bytes, due_ms: int) -> bool:
         """Drop one result if it is history; one within its retention ends the search."""
-        core, shard, queue = self._core, self._shard, bucket.lane.queue
+        state, shard, queue = self._state, self._shard, shard_queue.tenant_queue.queue
         self.left -= 1
         raw = shard.overlay.get_sound(RESULT + task_id)
         record = attempt(decode_result, raw)
@@ -245,7 +247,7 @@ class _Walk:
             self._any = 0
             self.until_ms = min(self.until_ms, until_ms)
             return False
-        if record.flags & MEMBER_RESULT and core.flows.pins(shard, task_id):
+        if record.flags & MEMBER_RESULT and state.flows.pins(shard, task_id):
             return False
         if self._any > 0:
             self._any -= 1
@@ -258,5 +260,5 @@ class _Walk:
             if self._read[queue] >= SAMPLE:
                 del self._wanted[queue]
             return False
-        forget_result(core, shard, group, task_id, record)
+        forget_result(state, shard, group, task_id, record)
         return True

@@ -37,7 +37,7 @@ class HostedShards:
     """See above.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         opened: its store.
         maker: makes shards and stubs.
         leadership: gives them their commit loops.
@@ -49,7 +49,7 @@ class HostedShards:
 
     def __init__(
         self,
-        core: EngineState,
+        state: EngineState,
         opened: OpenStore,
         maker: ShardMaker,
         leadership: Leadership,
@@ -59,7 +59,7 @@ class HostedShards:
         is_here: Callable[[Shard], None],
         is_gone: Callable[[Shard], None],
     ) -> None:
-        self._core = core
+        self._state = state
         self._opened = opened
         self._maker = maker
         self._leadership = leadership
@@ -82,7 +82,7 @@ class HostedShards:
         """See ``Replica.host``."""
         async with self._one_at_a_time():
             self._check_open()
-            if not self._core.shards[shard].is_stub:
+            if not self._state.shards[shard].is_stub:
                 return
             one = await self._open(shard)
             here: Shard | None = None
@@ -90,17 +90,17 @@ class HostedShards:
                 self._check_open()
                 here = self._maker.make(one)
                 if self._open_files is not None:
-                    await self._core.spawner.run_in_thread(partial(self._open_files, here))
+                    await self._state.spawner.run_in_thread(partial(self._open_files, here))
                 self._check_open()
             except BaseException:
                 self._leadership.forget(shard)
                 if here is not None:
                     _close_files(here)
-                await await_shielded(partial(self._core.spawner.run_in_thread, one.close))
+                await await_shielded(partial(self._state.spawner.run_in_thread, one.close))
                 raise
             self._opened.shards.append(one)
             self._opened.shards.sort(key=lambda each: each.index)
-            self._core.seq = max(self._core.seq, one.seq)
+            self._state.seq = max(self._state.seq, one.seq)
             self._put(here)
             try:
                 self._is_here(here)
@@ -114,9 +114,9 @@ class HostedShards:
         """See ``Replica.unhost``."""
         async with self._one_at_a_time():
             self._check_open()
-            if self._core.shards[shard].is_stub:
+            if self._state.shards[shard].is_stub:
                 return
-            cancelled = await await_shielded(partial(self._let_go, self._core.shards[shard]))
+            cancelled = await await_shielded(partial(self._let_go, self._state.shards[shard]))
             if cancelled is not None:
                 raise cancelled
 
@@ -129,37 +129,37 @@ class HostedShards:
         make = partial(open_hosted, self._opened, shard, rng=self._rng)
         if self._opened.path is None:
             return make()
-        return await obtain(self._core.spawner, make, OpenShard.close)
+        return await obtain(self._state.spawner, make, OpenShard.close)
 
     def _put(self, shard: Shard) -> None:
         """Put a shard, or a stub, in its place. All memory of what was there goes."""
-        core = self._core
-        before = core.shards[shard.index]
-        drop_counts(core, before)
-        core.flows.forget(before)
-        core.hidden.forget(before)
-        core.leased_runs.clear()  # they may name leases of it
-        core.logged_failures.discard(shard.index)
-        core.shards[shard.index] = shard
-        core.hosted = [one for one in core.shards if not one.is_stub]
+        state = self._state
+        before = state.shards[shard.index]
+        drop_counts(state, before)
+        state.flows.forget(before)
+        state.hidden.forget(before)
+        state.leased_runs.clear()  # they may name leases of it
+        state.logged_failures.discard(shard.index)
+        state.shards[shard.index] = shard
+        state.hosted = [one for one in state.shards if not one.is_stub]
 
     async def _let_go(self, shard: Shard) -> None:
         """Put a stub in the place of a shard, and close it. Called again if it was cancelled."""
-        core, co = self._core, shard.co
-        if not isinstance(co, ReplicatedCoalescer):
+        state, coalescer = self._state, shard.coalescer
+        if not isinstance(coalescer, ReplicatedCoalescer):
             raise InvariantError(f"shard {shard.index} is none of a replica")
-        if core.shards[shard.index] is shard:
-            co.depose()
+        if state.shards[shard.index] is shard:
+            coalescer.depose()
             self._leadership.forget(shard.index)
             stub = self._maker.stub(shard.index)
-            co.closed_error = stub.co.refusal()
+            coalescer.closed_error = stub.coalescer.refusal()
             self._put(stub)
             self._answer_waits(stub)
             self._is_gone(shard)
-        await co.drain()
-        close = shard.store.retire(core.shards[shard.index].co.refusal)
-        await core.thread_reads.finish()
-        await core.spawner.run_in_thread(close)
+        await coalescer.drain()
+        close = shard.store.retire(state.shards[shard.index].coalescer.refusal)
+        await state.thread_reads.finish()
+        await state.spawner.run_in_thread(close)
         _close_files(shard)
         if shard.watermark is not None:
             shard.watermark.close()
@@ -167,12 +167,12 @@ class HostedShards:
 
     def _answer_waits(self, stub: Shard) -> None:
         """Results of its tasks arrive here no more: answer who waits for one."""
-        core = self._core
-        for task_id in list(core.result_waiters):
-            if core.shard_of(task_id) is stub:
-                for future in core.result_waiters.pop(task_id):
+        state = self._state
+        for task_id in list(state.result_waiters):
+            if state.shard_of(task_id) is stub:
+                for future in state.result_waiters.pop(task_id):
                     if not future.done():
-                        future.set_exception(stub.co.refusal())
+                        future.set_exception(stub.coalescer.refusal())
 
 
 def _close_files(shard: Shard) -> None:

@@ -65,20 +65,20 @@ def begin_mark(shard: Shard) -> bytes | None:
     elif shard.store.get(APPLIED) is None:
         return None
     else:
-        last = shard.co.applied_number
+        last = shard.coalescer.applied_number
     return encode_begin_row(shard.index, last)
 
 
 def join(shard: Shard, identity: bytes) -> None:
     """Say in the store that its events go to this journal, from its mark on."""
-    group = shard.co.begin_local()
+    group = shard.coalescer.begin_local()
     group.ops.append((JOURNAL, encode_journal(identity)))
-    shard.co.commit_local(group)
+    shard.coalescer.commit_local(group)
 
 
 def leave(shard: Shard) -> None:
     """Say in the store of a replica that is opened without a journal that it keeps no events."""
     if shard.store.get(JOURNAL) is not None:
-        group = shard.co.begin_local()
+        group = shard.coalescer.begin_local()
         group.ops.append((JOURNAL, None))
-        shard.co.commit_local(group)
+        shard.coalescer.commit_local(group)

@@ -94,8 +94,8 @@ class Hosted(Protocol):
 class Leadership:
     """The ``Replica`` port of one engine, called by the replication layer."""
 
-    def __init__(self, core: EngineState, replicator: Replicator) -> None:
-        self._core = core
+    def __init__(self, state: EngineState, replicator: Replicator) -> None:
+        self._state = state
         self._replicator = replicator
         self.hosted: Hosted | None = None  # set by open, where the replicator is a ``Hosting``
         self._coalescers: dict[int, ReplicatedCoalescer] = {}
@@ -122,28 +122,28 @@ class Leadership:
             commit_batch_max: submissions that share one entry at most; see ``lodeq.open``.
             submit_queue_max: submissions that wait at most; see ``lodeq.open``.
         """
-        core = self._core
-        co = self._coalescers[shard] = ReplicatedCoalescer(
+        state = self._state
+        coalescer = self._coalescers[shard] = ReplicatedCoalescer(
             store,
-            core.spawner,
+            state.spawner,
             shard=shard,
             first_number=first_number,
-            seq_source=core,
+            seq_source=state,
             syncer=syncer,
-            is_fsync=core.is_fsync,
+            is_fsync=state.is_fsync,
             commit_batch_max=commit_batch_max,
             submit_queue_max=submit_queue_max,
-            tick_work=core.waiters,
-            on_writes_end=core.on_writes_end,
+            tick_work=state.waiters,
+            on_writes_end=state.on_writes_end,
             replicator=self._replicator,
             on_entry=partial(self._applied, shard),
             on_deposed=partial(self._deposed, shard),
         )
-        return co
+        return coalescer
 
     async def start(self) -> None:
         """Attach to the replication layer, and lead the shards that it says are ours already."""
-        await self._replicator.start(self, self._core.spawner, self._core.clock)
+        await self._replicator.start(self, self._state.spawner, self._state.clock)
         for index in list(self._coalescers):
             if self._replicator.is_leader(index):
                 try:
@@ -166,30 +166,30 @@ class Leadership:
         await let_go(self._replicator)
 
     def _find(self, shard: int) -> ReplicatedCoalescer:
-        core = self._core
-        core.check_loop()
-        if core.is_closed:
+        state = self._state
+        state.check_loop()
+        if state.is_closed:
             raise ClosedError("the engine is closed")
         return self._known(shard)
 
     def _known(self, shard: int) -> ReplicatedCoalescer:
-        core = self._core
-        co = self._coalescers.get(shard)
-        if co is None:
+        state = self._state
+        coalescer = self._coalescers.get(shard)
+        if coalescer is None:
             self.check_shard(shard)
-            raise core.shards[shard].co.refusal()
-        return co
+            raise state.shards[shard].coalescer.refusal()
+        return coalescer
 
     def check_shard(self, shard: int) -> None:
         """Raise ``UsageError`` unless the store has such a shard, here or not."""
-        count = len(self._core.shards)
+        count = len(self._state.shards)
         if type(shard) is not int or not 0 <= shard < count:
             raise UsageError(f"there is no shard {shard!r}: this store has {count}")
 
     @property
     def is_closing(self) -> bool:
         """Whether no shard is gained, or hosted, any more."""
-        return self._is_closing or self._core.is_closed
+        return self._is_closing or self._state.is_closed
 
     # -- what the replication layer calls ----------------------------------------------
 
@@ -212,16 +212,16 @@ class Leadership:
 
     def limit_intake(self, reason: str | None) -> None:
         """See ``Replica.limit_intake``."""
-        self._core.check_loop()
-        self._core.note_log_room(reason)
+        self._state.check_loop()
+        self._state.note_log_room(reason)
 
     def follow(self, shard: int) -> None:
         """See ``Replica.follow``. A shard that is not here has nothing to lose."""
-        self._core.check_loop()
+        self._state.check_loop()
         self.check_shard(shard)
-        co = self._coalescers.get(shard)
-        if co is not None:
-            co.depose()
+        coalescer = self._coalescers.get(shard)
+        if coalescer is not None:
+            coalescer.depose()
 
     async def host(self, shard: int) -> None:
         """See ``Replica.host``."""
@@ -232,7 +232,7 @@ class Leadership:
         await self._hosting(shard).unhost(shard)
 
     def _hosting(self, shard: int) -> Hosted:
-        self._core.check_loop()
+        self._state.check_loop()
         if self.is_closing:
             raise ClosedError("the engine is closed, or being closed")
         self.check_shard(shard)
@@ -248,152 +248,154 @@ class Leadership:
     async def count(self, shard: int) -> None:
         """Count the rows of a shard that has come here, unless it is gained or let go meanwhile."""
         token = self._reloads[shard] = object()
-        await in_slices(self._core, self._counts(shard, token))
+        await in_slices(self._state, self._counts(shard, token))
 
     def _counts(self, shard: int, token: object) -> Generator[None, None, None]:
-        co = self._coalescers[shard]
-        for _ in reload_counts(self._core, self._core.shards[shard]):
+        coalescer = self._coalescers[shard]
+        for _ in reload_counts(self._state, self._state.shards[shard]):
             yield
-            if co.election is not None or self._reloads[shard] is not token:
+            if coalescer.election is not None or self._reloads[shard] is not token:
                 return
 
     async def lead(self, shard: int) -> None:
         """See ``Replica.lead``."""
-        co = self._find(shard)
+        coalescer = self._find(shard)
         if self._is_closing:
             raise ClosedError("the engine is being closed: let another replica lead")
-        if co.failure is not None:
-            raise co.breakdown()
-        if co.election is not None:
+        if coalescer.failure is not None:
+            raise coalescer.breakdown()
+        if coalescer.election is not None:
             return
-        core, state = self._core, self._core.shards[shard]
-        incarnation = self._next_incarnation(co, state)
-        elected = co.elect(incarnation)
-        election = co.election
+        engine_state, state = self._state, self._state.shards[shard]
+        incarnation = self._next_incarnation(coalescer, state)
+        elected = coalescer.elect(incarnation)
+        election = coalescer.election
         try:
             await elected
-            await self._build(co, state, election, incarnation)
+            await self._build(coalescer, state, election, incarnation)
         except BaseException as exc:
-            if co.election is election:  # else it has been lost already, or even won again
-                co.depose()
+            if coalescer.election is election:  # else it has been lost already, or even won again
+                coalescer.depose()
             if isinstance(exc, CorruptionError):
                 raise CorruptionError(
                     f"shard {shard} cannot be led from here, a row is damaged ({exc}): let another "
                     "replica lead, and restore a checkpoint of one in place of this"
                 ) from exc
             raise
-        core.claim_sets.reset()
-        for topic in core.topics.values():
-            for lane in topic.lanes.values():
-                if lane.ready:
-                    core.waiters.note(lane)
-        core.deadlines.wake_reaper()
+        engine_state.claim_sets.reset()
+        for queue_state in engine_state.queue_states.values():
+            for tenant_queue in queue_state.tenant_queues.values():
+                if tenant_queue.ready:
+                    engine_state.waiters.note(tenant_queue)
+        engine_state.deadlines.wake_reaper()
 
-    def _next_incarnation(self, co: ReplicatedCoalescer, shard: Shard) -> int:
+    def _next_incarnation(self, coalescer: ReplicatedCoalescer, shard: Shard) -> int:
         """An incarnation that no leader of the shard has had. Also raises the engine's seq.
 
         Reads the overlay: committed entries may still wait for a stalled store.
         """
-        number = co.taken_number
-        raw = co.overlay.get(ring_key(number))
+        number = coalescer.taken_number
+        raw = coalescer.overlay.get(ring_key(number))
         if raw is not None:
-            self._core.seq = max(self._core.seq, decode_ring(raw)[1])
-        stored = co.overlay.get(OPEN)
+            self._state.seq = max(self._state.seq, decode_ring(raw)[1])
+        stored = coalescer.overlay.get(OPEN)
         if stored is None:
             raise InvariantError(f"shard {shard.index} has no incarnation")
         return max(decode_open(stored), number >> 40) + 1
 
     async def _build(
-        self, co: ReplicatedCoalescer, shard: Shard, election: Group | None, incarnation: int
+        self, coalescer: ReplicatedCoalescer, shard: Shard, election: Group | None, incarnation: int
     ) -> None:
-        co.check_election(election)
-        await self._write_dedup_secret(co, shard, election)
-        drop_counts(self._core, shard)
-        await in_slices(self._core, _while_elected(co, election, counter_slices(self._core, shard)))
-        self._core.queue_limits.gain(shard.index)
+        coalescer.check_election(election)
+        await self._write_dedup_secret(coalescer, shard, election)
+        drop_counts(self._state, shard)
+        await in_slices(
+            self._state, _while_elected(coalescer, election, counter_slices(self._state, shard))
+        )
+        self._state.queue_limits.gain(shard.index)
         shard.next_epoch = shard.first_epoch = (incarnation << 40) + 1
         shard.inherits_mono = 0.0
         if isinstance(self._replicator, InheritanceDelay):
             shard.inherits_mono = self._replicator.inherits_at(shard.index)
-        shard.swept_ms = self._core.seq // 1000
+        shard.swept_ms = self._state.seq // 1000
         noted: list[Noted] = []
-        notes = iter(note_leases(self._core, shard, noted))
+        notes = iter(note_leases(self._state, shard, noted))
         while True:
-            with co.loading():
+            with coalescer.loading():
                 if next(notes, _END) is _END:
                     break
-            await self._core.spawner.checkpoint()
-            co.check_election(election)
-        slices = lease_slices(self._core, noted)
+            await self._state.spawner.checkpoint()
+            coalescer.check_election(election)
+        slices = lease_slices(self._state, noted)
         while True:
-            with co.loading():
+            with coalescer.loading():
                 groups = next(slices, None)
             if groups is None:
                 break
             for group in groups.values():
-                await co.wait(group)
-            co.check_election(election)
+                await coalescer.wait(group)
+            coalescer.check_election(election)
         await in_slices(
-            self._core, _while_elected(co, election, deadline_slices(self._core, shard))
+            self._state, _while_elected(coalescer, election, deadline_slices(self._state, shard))
         )
-        co.serve()  # with no await since the last check: from now on rows come in
-        self._core.queue_limits.share_out()
+        coalescer.serve()  # with no await since the last check: from now on rows come in
+        self._state.queue_limits.share_out()
 
     async def _write_dedup_secret(
-        self, co: ReplicatedCoalescer, shard: Shard, election: Group | None
+        self, coalescer: ReplicatedCoalescer, shard: Shard, election: Group | None
     ) -> None:
         """Put the secret of dedup hashes into the log, as the first leader of a shard.
 
         Nothing else is written to the shard before it serves, so its old entries can be counted.
         """
-        if co.overlay.get(SECRET) is not None:
+        if coalescer.overlay.get(SECRET) is not None:
             return
-        core, count, lower = self._core, 0, GHOST
+        state, count, lower = self._state, 0, GHOST
         while True:
-            rows, resume = co.overlay.scan(lower, GHOST_END, SLICE)
+            rows, resume = coalescer.overlay.scan(lower, GHOST_END, SLICE)
             ghosts = [attempt(decode_ghost, raw) for _, raw in rows]
             count += sum(ghost is not None and ghost.form == OLD_FORM for ghost in ghosts)
             if resume is None:
                 break
             lower = resume
-            await core.spawner.checkpoint()
-            co.check_election(election)
-        known = next((one.secret for one in core.shards if one.secret), None)
-        with co.loading():
-            group = co.begin()
-            group.ops.append((SECRET, encode_secret(known or core.ids.secret())))
+            await state.spawner.checkpoint()
+            coalescer.check_election(election)
+        known = next((one.secret for one in state.shards if one.secret), None)
+        with coalescer.loading():
+            group = coalescer.begin()
+            group.ops.append((SECRET, encode_secret(known or state.ids.secret())))
             group.ops.append((OLD_GHOSTS, encode_old_ghosts(count) if count else None))
-        await co.wait(group)
-        co.check_election(election)
+        await coalescer.wait(group)
+        coalescer.check_election(election)
 
     # -- what the commit loop calls ----------------------------------------------------
 
     def _applied(self, shard: int, entry: Entry) -> None:
         if shard in self._coalescers:  # else it is being let go, and no caller sees its rows
-            note_rows(self._core, self._core.shards[shard], entry.ops)
+            note_rows(self._state, self._state.shards[shard], entry.ops)
 
     def _deposed(self, shard: int) -> None:
-        core = self._core
+        state = self._state
         if shard not in self._coalescers:
             return
-        drop_counts(core, core.shards[shard])
-        core.queue_limits.share_out()
+        drop_counts(state, state.shards[shard])
+        state.queue_limits.share_out()
         token = self._reloads[shard] = object()
-        core.spawner.spawn(partial(self._reload, shard, token), "lodeq-counts")
-        core.on_writes_end()
+        state.spawner.spawn(partial(self._reload, shard, token), "lodeq-counts")
+        state.on_writes_end()
 
     async def _reload(self, shard: int, token: object) -> None:
         """Count the rows again after losing a shard. A later gain or loss ends this reload."""
-        core, co = self._core, self._coalescers.get(shard)
-        if co is None or self._reloads[shard] is not token:
+        state, coalescer = self._state, self._coalescers.get(shard)
+        if coalescer is None or self._reloads[shard] is not token:
             return
         try:
-            if co.election is None and not core.is_closed:
-                await in_slices(core, self._counts(shard, token))
+            if coalescer.election is None and not state.is_closed:
+                await in_slices(state, self._counts(shard, token))
         except ClosedError:
             pass
         except LodeqError as error:  # nobody awaits this
-            core.anomaly(
+            state.anomaly(
                 f"shard {shard}: its counters cannot be read and are unknown here ({error}): "
                 "restore a checkpoint of another replica"
             )
@@ -431,9 +433,9 @@ async def let_go(replicator: Replicator) -> None:
 
 
 def _while_elected(
-    co: ReplicatedCoalescer, election: Group | None, slices: Generator[None, None, None]
+    coalescer: ReplicatedCoalescer, election: Group | None, slices: Generator[None, None, None]
 ) -> Generator[None, None, None]:
     """Run ``slices`` while the election holds; after a loss there is nothing to build."""
     for _ in slices:
         yield
-        co.check_election(election)
+        coalescer.check_election(election)

@@ -29,7 +29,7 @@ class LeaseKeepalive:
     """Holds leases of one engine until they end, are dropped, or it is closed.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         on_lost: called with each held lease that ended without being dropped: the task was
             cancelled, or another part of this process ended it.
         look_s: check for such leases at least this often, in seconds.
@@ -37,12 +37,12 @@ class LeaseKeepalive:
 
     def __init__(
         self,
-        core: EngineState,
+        state: EngineState,
         *,
         on_lost: Callable[[Lease], None] | None = None,
         look_s: float = float("inf"),
     ) -> None:
-        self._core = core
+        self._state = state
         self._on_lost = on_lost
         self._look_s = look_s
         self._held: dict[Lease, None] = {}
@@ -58,11 +58,11 @@ class LeaseKeepalive:
                 continue
             self._held[lease] = None
             if self._on_lost is None:  # else the next check reports it
-                self._core.kept_alive[lease.task_id] = self
+                self._state.kept_alive[lease.task_id] = self
             shortest = min(shortest, lease.lease_s)
         if self._held:
-            self._beaten_mono = self._core.clock.mono()
-            self._core.keepalives[self] = None
+            self._beaten_mono = self._state.clock.mono()
+            self._state.keepalives[self] = None
             self._look_at(min(shortest / 3, self._look_s))
 
     def drop(self, lease: Lease) -> None:
@@ -78,28 +78,28 @@ class LeaseKeepalive:
 
     def _leave(self, lease: Lease) -> None:
         """Stop being called when the lease ends."""
-        if self._core.kept_alive.get(lease.task_id) is self:
-            del self._core.kept_alive[lease.task_id]
+        if self._state.kept_alive.get(lease.task_id) is self:
+            del self._state.kept_alive[lease.task_id]
 
     def close(self) -> None:
         """Drop all leases. It can be used again."""
         for lease in self._held:
             self._leave(lease)
         self._held.clear()
-        self._core.keepalives.pop(self, None)
+        self._state.keepalives.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_at = None, float("inf")
 
     def beat(self) -> None:
         """Extend all held leases that are live; drop the others. Does not wait."""
-        now = self._core.clock.mono()
+        now = self._state.clock.mono()
         held_s, self._beaten_mono = now - self._beaten_mono, now
         shortest = float("inf")
         over = []
         for lease in self._held:
             shortest = min(shortest, lease.lease_s)
-            if lease.is_live and not lease.bucket.shard.co.has_session:
+            if lease.is_live and not lease.shard_queue.shard.coalescer.has_session:
                 continue  # another replica may have ended it: the next beat tells
             if lease.is_live:
                 # Never shortened: the reaper sees the new deadline when the old one comes up.
@@ -120,14 +120,14 @@ class LeaseKeepalive:
                 self._on_lost(lease)
 
     def _look_at(self, in_s: float) -> None:
-        core = self._core
-        at = core.clock.mono() + in_s
+        state = self._state
+        at = state.clock.mono() + in_s
         if at >= self._timer_at:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = at
-        self._timer = core.clock.call_at(core.spawner, at, self._look)
+        self._timer = state.clock.call_at(state.spawner, at, self._look)
 
     def _look(self) -> None:
         self._timer, self._timer_at = None, float("inf")
@@ -135,4 +135,4 @@ class LeaseKeepalive:
         if self._held:
             self._look_at(min(min(lease.lease_s for lease in self._held) / 3, self._look_s))
         else:
-            self._core.keepalives.pop(self, None)
+            self._state.keepalives.pop(self, None)

@@ -49,13 +49,13 @@ from .dead_trim import DeadTrim
 from .expiry_sweep import SLICE_FINAL, next_expiry_ms, sweep
 from .history_trim import HistoryTrim
 
-__all__ = ["Reaper", "forget_idle_lanes", "promote", "reap"]
+__all__ = ["Reaper", "forget_idle_tenant_queues", "promote", "reap"]
 
 SLICE = 128
 LOOK_AGAIN_S = 1.0
 LATE_S = 2.0
-IDLE_LANES_EVERY = 30
-LANES = 1024  # checked for being idle in one turn
+IDLE_TENANT_QUEUES_EVERY = 30
+TENANT_QUEUES = 1024  # checked for being idle in one turn
 PINNED_S = 10.0  # between two looks at results that workflows pin beyond ``results_max``
 SHARE_SLICES = 32  # of what is due, at the close of an engine that was open for a moment
 FRUITLESS_S = 0.01  # the first pause after a pass that achieved nothing
@@ -67,10 +67,10 @@ class Reaper:
     With a clock that is moved by hand there is no task: the clock calls ``catch_up``.
     """
 
-    def __init__(self, core: EngineState) -> None:
-        self._core = core
-        self._history = HistoryTrim(core)
-        self._dead = DeadTrim(core)
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._history = HistoryTrim(state)
+        self._dead = DeadTrim(state)
         self._waker: Future | None = None
         self._is_stopping = False
         self._passes = 0
@@ -82,7 +82,7 @@ class Reaper:
         self._pinned_until: dict[int, float] = {}
         self._removed_at: dict[int, float] = {}  # … and when some of them were removed last
         self._reported: set[tuple[str, type[Exception]]] = set()  # failures already reported
-        core.deadlines.wake_reaper = self.wake
+        state.deadlines.wake_reaper = self.wake
 
     def wake(self) -> None:
         """End the sleep: there is an earlier deadline."""
@@ -103,21 +103,21 @@ class Reaper:
 
     async def run(self) -> None:
         """Do what is due, until stopped."""
-        core = self._core
+        state = self._state
         while not self._is_stopping:
             planned = await self._sleep()
             if self._is_stopping:
                 return
-            is_late = core.clock.mono() - planned > LATE_S
+            is_late = state.clock.mono() - planned > LATE_S
             await self.step(skip_leases=is_late or self._was_held_up)
 
     async def _sleep(self) -> float:
-        core, clock = self._core, self._core.clock
-        next_mono, next_wall_ms = core.deadlines.plan()
+        state, clock = self._state, self._state.clock
+        next_mono, next_wall_ms = state.deadlines.plan()
         now = clock.mono()
         until = min(next_mono, now + max(0.0, next_wall_ms - clock.wall_us() / 1000) / 1000)
         until = max(now, min(until, now + LOOK_AGAIN_S))
-        has_more = core.flows.has_more  # nobody was woken while a pass was under way
+        has_more = state.flows.has_more  # nobody was woken while a pass was under way
         if has_more:
             until = now
         if until > now or self._is_fruitful or has_more:
@@ -125,8 +125,8 @@ class Reaper:
         else:
             self._pause_s = min(LOOK_AGAIN_S, max(FRUITLESS_S, 2 * self._pause_s))
             until = now + self._pause_s
-        self._waker = waker = core.spawner.future()
-        timer = clock.call_at(core.spawner, until, self.wake)
+        self._waker = waker = state.spawner.future()
+        timer = clock.call_at(state.spawner, until, self.wake)
         try:
             await waker
         finally:
@@ -136,7 +136,7 @@ class Reaper:
 
     async def step(self, *, skip_leases: bool = False) -> None:
         """One pass over everything that is due, in slices, each committed before the next."""
-        clock = self._core.clock
+        clock = self._state.clock
         self._was_held_up = False
         for groups in self._slices(skip_leases=skip_leases):
             before = clock.mono()
@@ -149,12 +149,12 @@ class Reaper:
     async def _committed(self, groups: dict[Shard, Group]) -> None:
         """Wait for the commits of a slice, and give the loop a turn."""
         # All futures before the first await: a group is dropped once it is committed.
-        for future in [shard.co.wait(group) for shard, group in groups.items()]:
+        for future in [shard.coalescer.wait(group) for shard, group in groups.items()]:
             try:
                 await future
             except LodeqError:
                 continue  # a poisoned shard ends the work on it, not the reaper
-        await self._core.spawner.checkpoint()
+        await self._state.spawner.checkpoint()
 
     async def finish(self) -> None:
         """At a close before the first pass has ended: do a share of what is due.
@@ -166,7 +166,7 @@ class Reaper:
         self._is_stopping = False
         try:
             for done, _ in enumerate(self._slices(), 1):
-                await self._core.spawner.checkpoint()  # nobody waits for a disk that is full
+                await self._state.spawner.checkpoint()  # nobody waits for a disk that is full
                 if done == SHARE_SLICES:
                     return
             self._has_passed = True
@@ -186,18 +186,18 @@ class Reaper:
 
         Returns: when to call it again, as monotonic seconds.
         """
-        core = self._core
-        core.check_loop()
+        state = self._state
+        state.check_loop()
         for _ in self._slices():
             pass
         # No tick ends between two moments: the next one must see these rows.
-        for shard in core.shards:
-            shard.co.seal_full(always=True)
+        for shard in state.shards:
+            shard.coalescer.seal_full(always=True)
         # Before the clock goes on: claims that waited until now are served, and do not time out.
-        core.waiters.serve()
-        next_mono, next_wall_ms = core.deadlines.plan()
-        now = core.clock.mono()
-        at = min(next_mono, now + (next_wall_ms * 1000 - core.clock.wall_us()) / 1e6)
+        state.waiters.serve()
+        next_mono, next_wall_ms = state.deadlines.plan()
+        now = state.clock.mono()
+        at = min(next_mono, now + (next_wall_ms * 1000 - state.clock.wall_us()) / 1e6)
         return at if at > now else now + LOOK_AGAIN_S  # still due: a read failed
 
     def _slices(self, *, skip_leases: bool = False) -> Iterator[dict[Shard, Group]]:
@@ -206,26 +206,26 @@ class Reaper:
         self._is_fruitful = skip_leases  # leases are skipped on purpose: no pause
         if not skip_leases:
             yield from self._reap()
-        for shard in self._core.hosted:
-            if shard.co.is_tended:
+        for shard in self._state.hosted:
+            if shard.coalescer.is_tended:
                 shard.dedup_filter.step(shard.overlay)
         yield from self._promote()
-        if self._core.rules:
+        if self._state.rules:
             yield from self._trim_dead()
-        for shard in self._core.hosted:
+        for shard in self._state.hosted:
             left = yield from self._trim(shard, self._results_over(shard))
             yield from self._sweep(shard, left)
-        if self._core.hidden:
+        if self._state.hidden:
             yield from self._find_hidden()
         yield from self._flow_slices()
-        if self._passes % IDLE_LANES_EVERY == 0:
-            for _ in forget_idle_lanes(self._core):
+        if self._passes % IDLE_TENANT_QUEUES_EVERY == 0:
+            for _ in forget_idle_tenant_queues(self._state):
                 yield {}
 
     def _find_hidden(self) -> Iterator[dict[Shard, Group]]:
         """Search for rows that a damaged block hides: see ``HiddenRows``."""
         try:
-            for _ in self._core.hidden.slices():
+            for _ in self._state.hidden.slices():
                 if self._is_stopping:
                     return
                 yield {}
@@ -235,7 +235,7 @@ class Reaper:
     def _flow_slices(self) -> Iterator[dict[Shard, Group]]:
         """Do what workflows have left to do: see ``Joins``."""
         try:
-            for groups in self._core.flows.slices():
+            for groups in self._state.flows.slices():
                 if self._is_stopping:
                     return
                 self._is_fruitful |= bool(groups)
@@ -249,15 +249,15 @@ class Reaper:
         """Report a failure once: it is tried again and again, and few anomalies are kept."""
         if (what, type(error)) not in self._reported:
             self._reported.add((what, type(error)))
-            self._core.anomaly(f"the reaper, {what}: {error}")
+            self._state.anomaly(f"the reaper, {what}: {error}")
 
     def _reap(self) -> Iterator[dict[Shard, Group]]:
-        core = self._core
+        state = self._state
         failed: list[LeaseState] = []
         try:
             while not (self._is_stopping or self._was_held_up):
-                leases = core.deadlines.expired(core.clock.mono(), SLICE)
-                if leases and core.keepalives:
+                leases = state.deadlines.expired(state.clock.mono(), SLICE)
+                if leases and state.keepalives:
                     self._extend_held()
                 groups = self._reap_slice(leases, failed)
                 if groups:
@@ -267,84 +267,90 @@ class Reaper:
         finally:  # not before: this pass would find them again
             for lease in failed:
                 if lease.is_live:
-                    core.deadlines.rewatch(lease)
+                    state.deadlines.rewatch(lease)
 
     def _extend_held(self) -> None:
         """Extend the leases held in this process first: a blocked loop could not do it in time."""
-        for keepalive in list(self._core.keepalives):
+        for keepalive in list(self._state.keepalives):
             keepalive.beat()
 
     def _reap_slice(self, leases: list[LeaseState], failed: list[LeaseState]) -> dict[Shard, Group]:
-        core = self._core
-        now_mono = core.clock.mono()
+        state = self._state
+        now_mono = state.clock.mono()
         groups: dict[Shard, Group] = {}
         for lease in leases:
-            shard = lease.bucket.shard
+            shard = lease.shard_queue.shard
             # A lease whose deadline was moved closer is watched twice.
             if not lease.is_live:
                 continue
-            if not shard.co.takes_writes:
-                if shard.co.is_following:  # its state is being rebuilt
+            if not shard.coalescer.takes_writes:
+                if shard.coalescer.is_following:  # its state is being rebuilt
                     failed.append(lease)
                 continue
-            if not shard.co.has_session:
+            if not shard.coalescer.has_session:
                 failed.append(lease)
                 continue
             if lease.deadline_mono > now_mono:  # a keepalive holds it
-                core.deadlines.rewatch(lease)
+                state.deadlines.rewatch(lease)
                 continue
             try:
                 if shard not in groups:
-                    groups[shard] = shard.co.begin(SLICE * 256)
+                    groups[shard] = shard.coalescer.begin(SLICE * 256)
                 with groups[shard]:
-                    reap(core, groups[shard], lease, b"lease expired")
+                    reap(state, groups[shard], lease, b"lease expired")
             except Exception as error:  # noqa: BLE001 - one task must not end the reaper
                 self._failed(f"leases of shard {shard.index}", error)
                 failed.append(lease)
             else:
-                core.totals.reaped += 1
+                state.totals.reaped += 1
                 self._is_fruitful = True
         return groups
 
     def _promote(self) -> Iterator[dict[Shard, Group]]:
-        core = self._core
+        state = self._state
         failed: list[tuple[ShardQueue, int]] = []
-        now_ms = core.clock.wall_us() // 1000  # what falls due meanwhile is the next pass's
+        now_ms = state.clock.wall_us() // 1000  # what falls due meanwhile is the next pass's
         try:
             while not self._is_stopping:
-                bucket = core.deadlines.due_bucket(now_ms)
-                if bucket is None:
+                shard_queue = state.deadlines.due_shard_queue(now_ms)
+                if shard_queue is None:
                     return
-                shard, due_ms = bucket.shard, bucket.next_due_ms
-                if not shard.co.is_tended:
-                    failed.append((bucket, due_ms))
+                shard, due_ms = shard_queue.shard, shard_queue.next_due_ms
+                if not shard.coalescer.is_tended:
+                    failed.append((shard_queue, due_ms))
                     continue
                 try:
-                    group = shard.co.begin(SLICE * 256)
-                    promote(core, group, bucket)
+                    group = shard.coalescer.begin(SLICE * 256)
+                    promote(state, group, shard_queue)
                 except Exception as error:  # noqa: BLE001 - one task must not end the reaper
                     self._failed(f"delayed tasks of shard {shard.index}", error)
-                    failed.append((bucket, due_ms))
+                    failed.append((shard_queue, due_ms))
                     continue
                 self._is_fruitful = True
                 yield {shard: group}
         finally:  # its heap entry is gone; not before, or this pass finds it again
-            for bucket, due_ms in failed:
-                shard = bucket.shard
-                is_current = bucket.lane.buckets[shard.index] is bucket  # not dropped meanwhile
-                if is_current and shard.co.takes_writes and due_ms <= bucket.next_due_ms:
-                    core.deadlines.note_due(bucket, due_ms)
+            for shard_queue, due_ms in failed:
+                shard = shard_queue.shard
+                is_current = (
+                    shard_queue.tenant_queue.shard_queues[shard.index] is shard_queue
+                )  # not dropped meanwhile
+                if (
+                    is_current
+                    and shard.coalescer.takes_writes
+                    and due_ms <= shard_queue.next_due_ms
+                ):
+                    state.deadlines.note_due(shard_queue, due_ms)
 
     def _results_max(self) -> int:
         """The share of one shard, rounded up."""
-        return -(-self._core.limits.results_max // len(self._core.shards))
+        return -(-self._state.limits.results_max // len(self._state.shards))
 
     def _results_over(self, shard: Shard) -> int:
         """Results that this pass is to remove because they are too many.
 
         To find the oldest costs more than to remove some. So few are left for a second.
         """
-        most, now = self._results_max(), self._core.clock.mono()
+        most, now = self._results_max(), self._state.clock.mono()
         over = shard.results - most
         few = min(SLICE_FINAL, most // 64)
         again = self._removed_at.get(shard.index, float("-inf")) + LOOK_AGAIN_S
@@ -388,30 +394,30 @@ class Reaper:
 
         Results that come meanwhile are the next pass's: others are due, too.
         """
-        core, most = self._core, self._results_max()
+        state, most = self._state, self._results_max()
         failed = partial(self._failed, f"expiry of shard {shard.index}")
         lower: bytes | None = shard.expiry_head
         has_dropped = False
-        while lower is not None and not self._is_stopping and shard.co.is_tended:
+        while lower is not None and not self._is_stopping and shard.coalescer.is_tended:
             over = min(left, shard.results - most)  # history has gone before
-            if over > 0 and core.clock.mono() < self._pinned_until.get(shard.index, 0.0):
+            if over > 0 and state.clock.mono() < self._pinned_until.get(shard.index, 0.0):
                 over = 0
-            if shard.next_expiry_ms > core.clock.wall_us() // 1000 and over <= 0:
+            if shard.next_expiry_ms > state.clock.wall_us() // 1000 and over <= 0:
                 return
             try:
-                group = shard.co.begin(SLICE * 64)
+                group = shard.coalescer.begin(SLICE * 64)
             except LodeqError as error:  # the previous group could not be sealed
                 failed(error)
                 return
             queued, before = len(group.ops), shard.results
             try:
-                lower = sweep(core, shard, group, lower, over, failed)
+                lower = sweep(state, shard, group, lower, over, failed)
                 left -= before - shard.results
                 if lower is None:
-                    shard.next_expiry_ms = next_expiry_ms(core, shard)
+                    shard.next_expiry_ms = next_expiry_ms(state, shard)
                     if left > 0 and shard.results > most:
                         again_s = LOOK_AGAIN_S if has_dropped else PINNED_S
-                        self._pinned_until[shard.index] = core.clock.mono() + again_s
+                        self._pinned_until[shard.index] = state.clock.mono() + again_s
             except Exception as error:  # noqa: BLE001 - one row must not end the reaper
                 # Rows before it are done; the time stays due, so that it is tried again.
                 failed(error)
@@ -421,21 +427,21 @@ class Reaper:
             yield {shard: group}
 
 
-def reap(core: EngineState, group: Group, lease: LeaseState, reason: bytes) -> None:
+def reap(state: EngineState, group: Group, lease: LeaseState, reason: bytes) -> None:
     """Take an expired lease: its task goes back to the tail, or dies with its last attempt.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         group: takes the rows.
         lease: a live lease of the group's shard.
         reason: kept with the task, as the reason of its failure.
     """
     if lease.attempt >= decode_policy(lease.packed_policy).max_attempts:
-        if not end_if_past_ttl(core, group, lease):
-            die(core, group, lease, reason, Outcome.LEASE_EXPIRED)
+        if not end_if_past_ttl(state, group, lease):
+            die(state, group, lease, reason, Outcome.LEASE_EXPIRED)
     else:
         put_back(
-            core,
+            state,
             group,
             lease,
             delay_ms=0,
@@ -445,119 +451,123 @@ def reap(core: EngineState, group: Group, lease: LeaseState, reason: bytes) -> N
         )
 
 
-def promote(core: EngineState, group: Group, bucket: ShardQueue) -> None:
-    """Make up to a slice of due delayed tasks of one bucket ready: ``-q(d) +q(r) +s`` each.
+def promote(state: EngineState, group: Group, shard_queue: ShardQueue) -> None:
+    """Make up to a slice of due delayed tasks of one shard queue ready: ``-q(d) +q(r) +s`` each.
 
     Args:
-        core: the engine's state.
-        group: the open group of the bucket's shard; the rows go into it.
-        bucket: with delayed tasks; when its next one is due is found anew.
+        state: the engine's state.
+        group: the open group of the shard queue's shard; the rows go into it.
+        shard queue: with delayed tasks; when its next one is due is found anew.
     """
-    now_ms = core.clock.wall_us() // 1000
-    bucket.next_due_ms = NEVER_MS
-    cache = bucket.delayed_rows
+    now_ms = state.clock.wall_us() // 1000
+    shard_queue.next_due_ms = NEVER_MS
+    cache = shard_queue.delayed_rows
     if cache is None:
-        cache = bucket.delayed_rows = DelayedCache(bucket.prefix + DELAYED)
-    start = bucket.prefix + DELAYED
+        cache = shard_queue.delayed_rows = DelayedCache(shard_queue.prefix + DELAYED)
+    start = shard_queue.prefix + DELAYED
     rows = cache.take_below(start + (now_ms + 1).to_bytes(8, "big"), SLICE)
     if rows:
-        _promote_held(core, group, bucket, rows)
+        _promote_held(state, group, shard_queue, rows)
     edge = cache.edge
     if cache.rows:
-        core.deadlines.note_due(bucket, _due_ms(bucket, cache.rows[0][0]))
-    elif edge is not None and (rows or _due_ms(bucket, edge) > now_ms):
-        core.deadlines.note_due(bucket, max(now_ms, _due_ms(bucket, edge)))
+        state.deadlines.note_due(shard_queue, _due_ms(shard_queue, cache.rows[0][0]))
+    elif edge is not None and (rows or _due_ms(shard_queue, edge) > now_ms):
+        state.deadlines.note_due(shard_queue, max(now_ms, _due_ms(shard_queue, edge)))
     elif edge is not None:
-        _promote_read(core, group, bucket, cache)
+        _promote_read(state, group, shard_queue, cache)
 
 
-def _due_ms(bucket: ShardQueue, key: bytes) -> int:
+def _due_ms(shard_queue: ShardQueue, key: bytes) -> int:
     """When a delayed key, or an edge, is due; 0 for an edge before all rows."""
-    start = len(bucket.prefix) + 1
+    start = len(shard_queue.prefix) + 1
     return int.from_bytes(key[start : start + 8], "big")
 
 
 def _promote_held(
-    core: EngineState, group: Group, bucket: ShardQueue, rows: list[DelayedRow]
+    state: EngineState, group: Group, shard_queue: ShardQueue, rows: list[DelayedRow]
 ) -> None:
     """Promote rows that were held in memory, and are no more."""
-    now_us = core.clock.wall_us()
-    ops, ready_key, prefixes = group.ops, bucket.ready_key, bucket.ready_prefixes
-    core.held_bytes -= sum([held_bytes_of(row) for row in rows])
-    bucket.delayed_head = rows[-1][0]
+    now_us = state.clock.wall_us()
+    ops, ready_key, prefixes = group.ops, shard_queue.ready_key, shard_queue.ready_prefixes
+    state.held_bytes -= sum([held_bytes_of(row) for row in rows])
+    shard_queue.delayed_head = rows[-1][0]
     with group:
         for key, task_id, priority, attempts, flags, expires_ms, size, record, value in rows:
             index = 9 - priority
-            ready = ready_key(prefixes[index], core.next_seq(now_us), task_id)
+            ready = ready_key(prefixes[index], state.next_seq(now_us), task_id)
             moved = pack_moved(attempts, ready)
             ops += ((ready, value), (key, None), (MOVED + task_id, moved))
-            bucket.delayed -= 1
+            shard_queue.delayed -= 1
             facts = (ready, task_id, attempts, flags | MOVED_ROW, expires_ms, size, record)
-            core.note_ready(group, bucket, index, facts)
+            state.note_ready(group, shard_queue, index, facts)
 
 
-def _promote_read(core: EngineState, group: Group, bucket: ShardQueue, cache: DelayedCache) -> None:
+def _promote_read(
+    state: EngineState, group: Group, shard_queue: ShardQueue, cache: DelayedCache
+) -> None:
     """Promote rows that are on disk only; below the first one that is not due there is none."""
-    shard = bucket.shard
-    now_us = core.clock.wall_us()
+    shard = shard_queue.shard
+    now_us = state.clock.wall_us()
     now_ms = now_us // 1000
-    start = bucket.prefix + DELAYED
-    lower = max(start, bucket.delayed_head)
+    start = shard_queue.prefix + DELAYED
+    lower = max(start, shard_queue.delayed_head)
     rows, resume = shard.overlay.scan_readable(lower, start + b"\xff" * 9, SLICE)
     for key, raw in rows:
-        due_ms = _due_ms(bucket, key)
+        due_ms = _due_ms(shard_queue, key)
         if due_ms > now_ms:
             cache.edge = key
-            core.deadlines.note_due(bucket, due_ms)
+            state.deadlines.note_due(shard_queue, due_ms)
             return
-        bucket.delayed_head = key
+        shard_queue.delayed_head = key
         try:
             row = decode_index_row(raw)
         except RecordCorruptError as error:
-            core.anomaly(f"shard {shard.index}: delayed row {key!r}: {error}")
+            state.anomaly(f"shard {shard.index}: delayed row {key!r}: {error}")
             continue
         task_id = key[-16:]
         index = 9 - row.priority
-        ready = bucket.ready_key(bucket.ready_prefixes[index], core.next_seq(now_us), task_id)
+        ready = shard_queue.ready_key(
+            shard_queue.ready_prefixes[index], state.next_seq(now_us), task_id
+        )
         moved = encode_moved(Moved(row.attempts, ready))
         row = row._replace(flags=row.flags | MOVED_ROW)
         with group:
-            core.put_ready(group, bucket, index, ready, task_id, row)
+            state.put_ready(group, shard_queue, index, ready, task_id, row)
             group.ops += ((key, None), (MOVED + task_id, moved))
-            bucket.delayed -= 1
+            shard_queue.delayed -= 1
     if resume is None:
         cache.edge = None
         return
     # Also if the whole page was deletes not yet applied: the next scan starts behind them. Never
     # further back: the scan may have come a byte further, and would repeat itself for ever.
-    bucket.delayed_head = cache.edge = max(bucket.delayed_head, resume)
-    if bucket.delayed:
-        core.deadlines.note_due(bucket, now_ms)  # more are due
+    shard_queue.delayed_head = cache.edge = max(shard_queue.delayed_head, resume)
+    if shard_queue.delayed:
+        state.deadlines.note_due(shard_queue, now_ms)  # more are due
 
 
-def forget_idle_lanes(core: EngineState) -> Iterator[None]:
+def forget_idle_tenant_queues(state: EngineState) -> Iterator[None]:
     """Drop queues and tenants without tasks from memory, which so stays bounded.
 
     Yields after every 1,024: there may be a hundred thousand.
     """
     looked = 0
-    for queue, topic in list(core.topics.items()):
-        for tenant, lane in list(topic.lanes.items()):
+    for queue, queue_state in list(state.queue_states.items()):
+        for tenant, tenant_queue in list(queue_state.tenant_queues.items()):
             looked += 1
-            if looked % LANES == 0:
+            if looked % TENANT_QUEUES == 0:
                 yield
-            if topic.lanes.get(tenant) is not lane or lane.is_paused:
+            if queue_state.tenant_queues.get(tenant) is not tenant_queue or tenant_queue.is_paused:
                 continue
-            if all(b is None or b.is_idle for b in lane.buckets):
-                lane.is_dropped = True
-                del topic.lanes[tenant]
-                for bucket in lane.buckets:
-                    if bucket is not None:
-                        core.let_go(bucket)
-                        del bucket.shard.buckets_by_hash[bucket.hash]
-                topic.turns.pop(tenant, None)
-                core.claim_sets.forget_lane(lane)
-        if topic.lanes or topic.is_paused or topic.limit is not None:
+            if all(b is None or b.is_idle for b in tenant_queue.shard_queues):
+                tenant_queue.is_dropped = True
+                del queue_state.tenant_queues[tenant]
+                for shard_queue in tenant_queue.shard_queues:
+                    if shard_queue is not None:
+                        state.let_go(shard_queue)
+                        del shard_queue.shard.shard_queues_by_hash[shard_queue.hash]
+                queue_state.turns.pop(tenant, None)
+                state.claim_sets.forget_tenant_queue(tenant_queue)
+        if queue_state.tenant_queues or queue_state.is_paused or queue_state.limit is not None:
             continue
-        if core.topics.get(queue) is topic:
-            del core.topics[queue]
+        if state.queue_states.get(queue) is queue_state:
+            del state.queue_states[queue]

@@ -152,11 +152,11 @@ class ReplicaBodies:
             return _UNREADABLE
 
 
-def use_bodies(core: EngineState, shard: Shard, bodies: Bodies | None, least: int) -> None:
+def use_bodies(state: EngineState, shard: Shard, bodies: Bodies | None, least: int) -> None:
     """Give a shard its body files, before anything is written to it. ``None``: it has none.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         shard: whose files they are.
         bodies: opened.
         least: least bytes of a payload that goes to one, as it is stored.
@@ -164,10 +164,12 @@ def use_bodies(core: EngineState, shard: Shard, bodies: Bodies | None, least: in
     shard.bodies = bodies
     if bodies is None:
         return
-    co = shard.co
-    if isinstance(co, ReplicatedCoalescer):
+    coalescer = shard.coalescer
+    if isinstance(coalescer, ReplicatedCoalescer):
         bodies.is_replica = True
         has_any = shard.store.scan_last(BODY, BODY_END) is not None
-        co.rewriter = ReplicaBodies(bodies, shard.store, core.ids, least=least, has_any=has_any)
-    if core.is_fsync or bodies.is_replica:
-        co.body_barrier = BodySyncBarrier(co, core.spawner, bodies.files.sync)
+        coalescer.rewriter = ReplicaBodies(
+            bodies, shard.store, state.ids, least=least, has_any=has_any
+        )
+    if state.is_fsync or bodies.is_replica:
+        coalescer.body_barrier = BodySyncBarrier(coalescer, state.spawner, bodies.files.sync)

@@ -21,7 +21,7 @@ class ShardMaker:
     """See above. Leaves the shards to who has asked for them.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         total: how many shards the store has.
         interval_s: seconds between syncs.
         commit_batch_max: submissions that share one commit at most.
@@ -32,7 +32,7 @@ class ShardMaker:
 
     def __init__(
         self,
-        core: EngineState,
+        state: EngineState,
         total: int,
         *,
         interval_s: float,
@@ -41,7 +41,7 @@ class ShardMaker:
         leadership: Leadership | None,
         hosting: Hosting | None,
     ) -> None:
-        self._core = core
+        self._state = state
         self._total = total
         self._interval_s = interval_s
         self._commit_batch_max = commit_batch_max
@@ -51,7 +51,7 @@ class ShardMaker:
 
     def make(self, one: OpenShard) -> Shard:
         """A shard over its open store; of a replica it follows."""
-        core, leadership = self._core, self._leadership
+        state, leadership = self._state, self._leadership
         first = (one.incarnation << 40) + one.last + 1
         mark = one.watermark
 
@@ -61,24 +61,24 @@ class ShardMaker:
 
         syncer = Syncer(
             one.store,
-            core.spawner,
+            state.spawner,
             first_number=first,
             interval_s=self._interval_s,
             write_watermark=write_watermark,
         )
-        co = (
+        coalescer = (
             Coalescer(
                 one.store,
-                core.spawner,
+                state.spawner,
                 shard=one.index,
                 first_number=first,
-                seq_source=core,
+                seq_source=state,
                 syncer=syncer,
-                is_fsync=core.is_fsync,
+                is_fsync=state.is_fsync,
                 commit_batch_max=self._commit_batch_max,
                 submit_queue_max=self._submit_queue_max,
-                tick_work=core.waiters,
-                on_writes_end=core.on_writes_end,
+                tick_work=state.waiters,
+                on_writes_end=state.on_writes_end,
             )
             if leadership is None
             else leadership.coalescer(
@@ -91,26 +91,26 @@ class ShardMaker:
             )
         )
         if leadership is None and one.watermark is not None:
-            co.whose = ring_owner(one.watermark.state.store_id, one.index)
-        shard = Shard(one.index, one.store, co, mark, one.path, one.incarnation, self._total)
+            coalescer.whose = ring_owner(one.watermark.state.store_id, one.index)
+        shard = Shard(one.index, one.store, coalescer, mark, one.path, one.incarnation, self._total)
         if leadership is not None:  # entries of other leaders are applied past it
             shard.dedup_filter.turn_off()
-        co.overlay.report = partial(core.unreadable_found, one.index)
-        shard.swept_ms = core.seq // 1000  # the clock may have stepped back since; seq never does
+        coalescer.overlay.report = partial(state.unreadable_found, one.index)
+        shard.swept_ms = state.seq // 1000  # the clock may have stepped back since; seq never does
         return shard
 
     def stub(self, index: int) -> Shard:
         """Stands in the place of a shard that is not here."""
-        core, hosting = self._core, self._hosting
+        state, hosting = self._state, self._hosting
         if hosting is None:
             raise InvariantError(f"shard {index} is missing, and nobody knows who has it")
-        co = StubCoalescer(
-            core.spawner,
+        coalescer = StubCoalescer(
+            state.spawner,
             shard=index,
-            seq_source=core,
-            tick_work=core.waiters,
+            seq_source=state,
+            tick_work=state.waiters,
             hosting=hosting,
         )
-        shard = Shard(index, co.store, co, None, None, 0, self._total)
+        shard = Shard(index, coalescer.store, coalescer, None, None, 0, self._total)
         shard.dedup_filter.turn_off()
         return shard

@@ -61,7 +61,7 @@ Noted = tuple[int, bytes, Shard]  # (seq, task id, shard) of a lease that goes b
 
 
 def note_leases(
-    core: EngineState, shard: Shard, noted: list[Noted], was_left: bool | None = None
+    state: EngineState, shard: Shard, noted: list[Noted], was_left: bool | None = None
 ) -> Generator[None, None, None]:
     """Read the leases of the previous process: exported ones go on, others are noted.
 
@@ -71,7 +71,7 @@ def note_leases(
     Of each only what orders them is kept: there may be many. Yields after each page.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         shard: whose leases; it takes writes, or ``was_left`` is None.
         noted: takes those that go back.
         was_left: whether the previous process has not closed the store. None: another replica led
@@ -83,41 +83,41 @@ def note_leases(
             if not record.flags & EXPORTED:
                 noted.append((record.seq, key[2:], shard))
             elif was_left is None:
-                _restore(core, shard, key[2:], record)
+                _restore(state, shard, key[2:], record)
             elif was_left and not record.flags & RESTARTED:
                 record = record._replace(flags=record.flags | RESTARTED)
-                until_us = core.clock.wall_us() + record.lease_ms * 1000
+                until_us = state.clock.wall_us() + record.lease_ms * 1000
                 again = encode_lease(ending_at(record, until_us))
-                shard.co.begin(len(again) + 64).ops.append((key, again))
-                _restore(core, shard, key[2:], record)
-            elif (left_s := _left_s(core, record)) > 0:
-                _restore(core, shard, key[2:], record, left_s)
+                shard.coalescer.begin(len(again) + 64).ops.append((key, again))
+                _restore(state, shard, key[2:], record)
+            elif (left_s := _left_s(state, record)) > 0:
+                _restore(state, shard, key[2:], record, left_s)
             else:
                 noted.append((record.seq, key[2:], shard))
         yield
-    yield from _note_progress(core, shard)
+    yield from _note_progress(state, shard)
 
 
-def _left_s(core: EngineState, record: LeaseRecord) -> float:
+def _left_s(state: EngineState, record: LeaseRecord) -> float:
     """How long an exported lease still lasts: never longer than it was given.
 
     So it ends in that time at the latest, wherever the wall clock was set meanwhile.
     """
-    left_us = ends_us(record) - core.clock.wall_us()
+    left_us = ends_us(record) - state.clock.wall_us()
     return min(left_us / 1e6, record.lease_ms / 1000)
 
 
-def _note_progress(core: EngineState, shard: Shard) -> Generator[None, None, None]:
+def _note_progress(state: EngineState, shard: Shard) -> Generator[None, None, None]:
     """Read the progress rows; those of leases that go back go with them."""
     for rows in row_parts(shard, PROGRESS, PROGRESS_END):
         for key, raw in rows:
             record = attempt(decode_progress, raw)
-            core.progress[key[2:]] = record or ProgressRecord(0, None, b"")  # dropped in its turn
+            state.progress[key[2:]] = record or ProgressRecord(0, None, b"")  # dropped in its turn
         if rows:
             yield
 
 
-def lease_slices(core: EngineState, noted: list[Noted]) -> Iterator[dict[Shard, Group]]:
+def lease_slices(state: EngineState, noted: list[Noted]) -> Iterator[dict[Shard, Group]]:
     """Give noted leases back, in the order in which their tasks became ready.
 
     Every step is an atomic section that queues one group per shard; await them before the next.
@@ -130,41 +130,41 @@ def lease_slices(core: EngineState, noted: list[Noted]) -> Iterator[dict[Shard, 
             if raw is None:
                 continue
             if shard not in groups:
-                groups[shard] = shard.co.begin(pages.SLICE * 256)
+                groups[shard] = shard.coalescer.begin(pages.SLICE * 256)
             record = decode_lease(raw)
-            lease = _restore(core, shard, raw_id, record)
+            lease = _restore(state, shard, raw_id, record)
             if shard.inherits_mono > lease.granted_mono:
                 continue  # the leader before may still extend it
             with groups[shard]:
                 is_over = record.flags & EXPORTED
-                reap(core, groups[shard], lease, b"lease expired" if is_over else b"process died")
+                reap(state, groups[shard], lease, b"lease expired" if is_over else b"process died")
         yield groups
 
 
-async def load_leases(core: EngineState, noted: list[Noted]) -> None:
+async def load_leases(state: EngineState, noted: list[Noted]) -> None:
     """Run all of ``lease_slices`` at open, when nobody else uses the engine yet."""
-    for groups in lease_slices(core, noted):
-        for future in [shard.co.wait(group) for shard, group in groups.items()]:
+    for groups in lease_slices(state, noted):
+        for future in [shard.coalescer.wait(group) for shard, group in groups.items()]:
             await future
 
 
 def _restore(
-    core: EngineState, shard: Shard, raw_id: bytes, r: LeaseRecord, left_s: float | None = None
+    state: EngineState, shard: Shard, raw_id: bytes, r: LeaseRecord, left_s: float | None = None
 ) -> Lease:
     """Make a lease of its row; ``left_s``: how long it lasts, None: in full."""
-    bucket: ShardQueue = core.lane(r.queue, r.tenant).bucket(shard)
+    shard_queue: ShardQueue = state.tenant_queue(r.queue, r.tenant).shard_queue(shard)
     task = attempt(decode_task, shard.overlay.get_sound(TASK + raw_id))
 
     def fill(lease: Lease) -> None:
         lease.task_id = TaskId(raw_id)
-        lease.key = ready_key(bucket.prefix, r.priority, r.seq, raw_id)
+        lease.key = ready_key(shard_queue.prefix, r.priority, r.seq, raw_id)
         if r.flags & DEAD_LEASE:
-            lease.key = dead_key(bucket.prefix, r.seq // 1000, raw_id)
+            lease.key = dead_key(shard_queue.prefix, r.seq // 1000, raw_id)
             lease.dead_row = r.dead_row
         lease.attempt, lease.priority, lease.flags = r.attempts, r.priority, r.flags
         lease.epoch, lease.token, lease.worker = r.epoch, r.token, r.worker
         lease.lease_s = r.lease_ms / 1000
-        lease.granted_mono = core.clock.mono()
+        lease.granted_mono = state.clock.mono()
         deadline = lease.granted_mono + (lease.lease_s if left_s is None else left_s)
         until = shard.inherits_mono
         if until > lease.granted_mono:
@@ -177,54 +177,54 @@ def _restore(
         lease.record_bytes = r.record_bytes
         lease.face = task.face if task is not None else b""
         is_run = not r.flags & DEAD_LEASE
-        lease.runs = core.function_counts.of(r.queue, lease.face) if is_run else None
+        lease.runs = state.function_counts.of(r.queue, lease.face) if is_run else None
 
-    lease = restored(core, bucket, fill)
-    core.leases[lease.task_id] = lease
-    if core.has_limits:
-        core.queue_limits.restored(lease)
+    lease = restored(state, shard_queue, fill)
+    state.leases[lease.task_id] = lease
+    if state.has_limits:
+        state.queue_limits.restored(lease)
     if left_s is None:
-        core.deadlines.watch([lease])
+        state.deadlines.watch([lease])
     else:
-        core.deadlines.rewatch(lease)
+        state.deadlines.rewatch(lease)
     return lease
 
 
-def deadline_slices(core: EngineState, shard: Shard) -> Generator[None, None, None]:
-    """Find the first row of each bucket's ranges, and the first expiry row.
+def deadline_slices(state: EngineState, shard: Shard) -> Generator[None, None, None]:
+    """Find the first row of each shard queue's ranges, and the first expiry row.
 
     This passes over deleted rows in front of them, once, so that no claim has to. Yields after each
     tenant, too: each costs a seek or two, and there may be 100,000.
     """
-    for topic in list(core.topics.values()):
-        for lane in list(topic.lanes.values()):
+    for queue_state in list(state.queue_states.values()):
+        for tenant_queue in list(queue_state.tenant_queues.values()):
             yield
-            bucket = lane.buckets[shard.index]
-            if bucket is None:
+            shard_queue = tenant_queue.shard_queues[shard.index]
+            if shard_queue is None:
                 continue
-            if bucket.delayed:
-                prefix = bucket.prefix + DELAYED
+            if shard_queue.delayed:
+                prefix = shard_queue.prefix + DELAYED
                 row = yield from _first(shard, prefix, prefix_end(prefix))
                 if row is not None:
-                    bucket.delayed_head = row[0]
-                    core.deadlines.note_due(bucket, int.from_bytes(row[0][-32:-24], "big"))
-            if bucket.ready:
-                prefix = bucket.prefix + READY
+                    shard_queue.delayed_head = row[0]
+                    state.deadlines.note_due(shard_queue, int.from_bytes(row[0][-32:-24], "big"))
+            if shard_queue.ready:
+                prefix = shard_queue.prefix + READY
                 row = yield from _first(shard, prefix, prefix_end(prefix))
                 if row is not None:
-                    bucket.begin_at(row[0])
-    core.flows.load(shard)
+                    shard_queue.begin_at(row[0])
+    state.flows.load(shard)
     row = yield from _first(shard, EXPIRY, EXPIRY_END)
     if row is not None:
         # The open group may hold an earlier one, which is not a row yet.
-        shard.expiry_head = min(row[0], expiry_key(shard.co.open_expiry_ms(), 0))
+        shard.expiry_head = min(row[0], expiry_key(shard.coalescer.open_expiry_ms(), 0))
         shard.next_expiry_ms = min(shard.next_expiry_ms, decode_expiry_key(row[0])[0])
-        core.deadlines.note_expiry()
+        state.deadlines.note_expiry()
 
 
-async def load_deadlines(core: EngineState, shard: Shard) -> None:
+async def load_deadlines(state: EngineState, shard: Shard) -> None:
     """Run all of ``deadline_slices`` at open, when nobody else uses the engine yet."""
-    await in_slices(core, deadline_slices(core, shard))
+    await in_slices(state, deadline_slices(state, shard))
 
 
 def _first(

@@ -43,7 +43,7 @@ class Conflicts:
     """Conflicts of one load on one shard. ``policy`` becomes ``skip`` once the load is decided.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         shard: the shard whose entries are compared.
         job: the load's name, for messages.
         tables: the load's dedup keys with their tasks.
@@ -52,13 +52,13 @@ class Conflicts:
 
     def __init__(
         self,
-        core: EngineState,
+        state: EngineState,
         shard: Shard,
         job: str,
         tables: Sequence[KeyTable],
         policy: Conflict,
     ) -> None:
-        self._core = core
+        self._state = state
         self._job = job
         self._shard = shard
         self._tables = tables
@@ -89,8 +89,8 @@ class Conflicts:
         for at in range(0, len(keys), SLICE):
             some = keys[at : at + SLICE]
             kept.update(zip(some, self._shard.overlay.multi_get(some), strict=True))
-            await self._core.spawner.checkpoint()
-            self._core.check()
+            await self._state.spawner.checkpoint()
+            self._state.check()
         return kept
 
     def watch(self, group: Group) -> None:
@@ -116,12 +116,12 @@ class Conflicts:
         """Check all keys, in slices; ``watch`` is called meanwhile. Replacing waits in line."""
         for table in self._tables:
             for tasks in table.slices(SLICE):
-                if self.policy == "replace" and not self._shard.co.has_capacity:
-                    await self._core.backpressure(self._shard)
-                    self._core.check()
+                if self.policy == "replace" and not self._shard.coalescer.has_capacity:
+                    await self._state.backpressure(self._shard)
+                    self._state.check()
                 self._check(tasks)
-                await self._core.spawner.checkpoint()
-                self._core.check()
+                await self._state.spawner.checkpoint()
+                self._state.check()
 
     def recheck(self) -> bool:
         """Check a slice of the touched keys again; returns whether there were any.
@@ -152,7 +152,7 @@ class Conflicts:
             ) from error
 
     def _check_slice(self, tasks: Sequence[KeyedTask]) -> None:
-        now_ms = self._core.clock.wall_us() // 1000
+        now_ms = self._state.clock.wall_us() // 1000
         rows = self._shard.overlay.multi_get([GHOST + task.ghost for task in tasks])
         for task, raw in zip(tasks, rows, strict=True):
             self.dropped.pop(task.ghost, None)
@@ -162,7 +162,7 @@ class Conflicts:
             ghost = attempt(decode_ghost, raw)  # a damaged one holds nothing
             if raw is None or ghost is None:
                 continue
-            held_by = ghost_owner(self._core, self._shard, ghost, now_ms)
+            held_by = ghost_owner(self._state, self._shard, ghost, now_ms)
             if held_by is not None and not self._gives_way(task, held_by):
                 self.dropped[task.ghost] = raw
         if self._shard.old_ghosts:
@@ -172,28 +172,28 @@ class Conflicts:
 
     def _check_old_entries(self, tasks: Sequence[KeyedTask], now_ms: int) -> None:
         """Check entries under the hash of format 1: a holder keeps its key, a lapsed entry goes."""
-        core, shard = self._core, self._shard
+        state, shard = self._state, self._shard
         rows = shard.overlay.multi_get([GHOST + task.old_ghost for task in tasks])
         for task, raw in zip(tasks, rows, strict=True):
             old = attempt(decode_ghost, raw)
             if old is None or old.form != OLD_FORM:
                 continue
             self._of_old[task.old_ghost] = task
-            held_by = ghost_owner(core, shard, old, now_ms)
+            held_by = ghost_owner(state, shard, old, now_ms)
             if held_by is not None and not self._gives_way(task, held_by):
                 self.dropped[task.ghost] = None
             elif is_old_entry(shard, task.old_ghost):  # the holder's end may have deleted it
-                drop_ghost(shard, shard.co.begin(), task.old_ghost)
+                drop_ghost(shard, shard.coalescer.begin(), task.old_ghost)
 
     def _gives_way(self, task: KeyedTask, held_by: bytes) -> bool:
-        core, shard = self._core, self._shard
-        if self.policy != "replace" or held_by in core.leases:
+        state, shard = self._state, self._shard
+        if self.policy != "replace" or held_by in state.leases:
             return False
-        found = replaceable(core, shard, held_by)
+        found = replaceable(state, shard, held_by)
         if found is not None:
-            group = shard.co.begin()
+            group = shard.coalescer.begin()
             status = None if found.state == "dead" else Status.CANCELLED
             with group:
-                end_task(core, group, found, status, f"replaced by {TaskId(task.task_id)}")
+                end_task(state, group, found, status, f"replaced by {TaskId(task.task_id)}")
             self.replaced += 1
         return True

@@ -57,22 +57,26 @@ class UnreadableTask(NamedTuple):
 
 
 def scan_tasks(
-    core: EngineState, queue: bytes, tenant: bytes, *, dead: bool = True
+    state: EngineState, queue: bytes, tenant: bytes, *, dead: bool = True
 ) -> Iterator[ExportedTask | UnreadableTask]:
     """All tasks of one queue and tenant that have not ended, in the order given above.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         queue: the queue's name.
         tenant: the tenant's name; empty for the default tenant.
         dead: include dead letters.
     """
-    lane = core.find_lane(queue, tenant)
-    buckets = [bucket for bucket in lane.buckets if bucket is not None] if lane is not None else []
-    for lease in sorted(core.leases.values(), key=lambda lease: lease.leased_us):
-        if lease.bucket in buckets:
+    tenant_queue = state.find_tenant_queue(queue, tenant)
+    shard_queues = (
+        [shard_queue for shard_queue in tenant_queue.shard_queues if shard_queue is not None]
+        if tenant_queue is not None
+        else []
+    )
+    for lease in sorted(state.leases.values(), key=lambda lease: lease.leased_us):
+        if lease.shard_queue in shard_queues:
             yield _read(
-                lease.bucket.shard,
+                lease.shard_queue.shard,
                 lease.task_id,
                 "leased",
                 lease.attempt,
@@ -82,7 +86,9 @@ def scan_tasks(
                 lease.expires_ms,
             )
     for kind in (READY, DELAYED, DEAD) if dead else (READY, DELAYED):
-        for key, raw, shard in merge(*(_rows(bucket, kind) for bucket in buckets), key=_key):
+        for key, raw, shard in merge(
+            *(_rows(shard_queue, kind) for shard_queue in shard_queues), key=_key
+        ):
             yield _row(shard, key, raw)
 
 
@@ -90,11 +96,11 @@ def _key(row: tuple[bytes, bytes, Shard]) -> bytes:
     return row[0]
 
 
-def _rows(bucket: ShardQueue, kind: bytes) -> Iterator[tuple[bytes, bytes, Shard]]:
-    upper = prefix_end(bucket.prefix + kind)
-    for rows in bucket.shard.overlay.pages(bucket.floor(kind), upper, _PAGE):
+def _rows(shard_queue: ShardQueue, kind: bytes) -> Iterator[tuple[bytes, bytes, Shard]]:
+    upper = prefix_end(shard_queue.prefix + kind)
+    for rows in shard_queue.shard.overlay.pages(shard_queue.floor(kind), upper, _PAGE):
         for key, raw in rows:
-            yield key, raw, bucket.shard
+            yield key, raw, shard_queue.shard
 
 
 def _row(shard: Shard, key: bytes, raw: bytes) -> ExportedTask | UnreadableTask:

@@ -29,36 +29,36 @@ __all__ = ["forget_loads"]
 SLICE: Final = 256
 
 
-async def forget_loads(core: EngineState, root: str, older_than: Duration) -> ForgottenLoads:
+async def forget_loads(state: EngineState, root: str, older_than: Duration) -> ForgottenLoads:
     """See ``Engine.forget_loads``. The caller makes sure that no load comes in meanwhile."""
-    before_us = core.clock.wall_us() - round(age_s(older_than) * 1e6)
-    thread = core.spawner.run_in_thread
+    before_us = state.clock.wall_us() - round(age_s(older_than) * 1e6)
+    thread = state.spawner.run_in_thread
     done = await thread(partial(ended_jobs, root, "done", before_us))
     for at in range(0, len(done), SLICE):
-        core.check()
-        await _forget_rows(core, done[at : at + SLICE])
+        state.check()
+        await _forget_rows(state, done[at : at + SLICE])
         await thread(partial(drop_done, root, done[at : at + SLICE]))
     freed, gone = 0, 0
     refused = await thread(partial(ended_jobs, root, "refused", before_us))
     for job in refused:
-        core.check()
+        state.check()
         freed += await thread(partial(drop_refused, root, job))
     for job in await thread(partial(abandoned_jobs, root, before_us)):
-        core.check()
+        state.check()
         size = await thread(partial(drop_abandoned, root, job, before_us))
         if size is not None:
             freed, gone = freed + size, gone + 1
     return ForgottenLoads(len(done), len(refused), gone, freed)
 
 
-async def _forget_rows(core: EngineState, jobs: list[str]) -> None:
+async def _forget_rows(state: EngineState, jobs: list[str]) -> None:
     """Delete the rows by which shards know that they have these loads. Durable on return."""
     keys = [INGESTED + os.fsencode(job) for job in jobs]
-    for shard in core.shards:
-        await core.backpressure(shard)
+    for shard in state.shards:
+        await state.backpressure(shard)
         held = [key for key in keys if shard.overlay.has(key)]  # also if it cannot be read
         if held:
-            group = shard.co.begin(64 * len(held))
+            group = shard.coalescer.begin(64 * len(held))
             group.ops += [(key, None) for key in held]
-        await core.commit_barrier(shard, is_durable=True)
-        core.check()
+        await state.commit_barrier(shard, is_durable=True)
+        state.check()

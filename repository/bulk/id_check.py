@@ -29,12 +29,12 @@ SLICES: Final = 16  # in a turn of the shard's thread, which fsyncs wait for
 
 
 async def find_held(
-    core: EngineState, shard: Shard, job: str, tables: Sequence[IdTable]
+    state: EngineState, shard: Shard, job: str, tables: Sequence[IdTable]
 ) -> list[ListedTask]:
     """Find the tasks of a load whose id the store has.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         shard: the shard of these tables.
         job: the load's name, for messages.
         tables: the ids of the load on this shard.
@@ -59,8 +59,8 @@ async def find_held(
                 held.extend(_listed(tables, task_id) for task_id in found)
 
     while not is_over:
-        await on_shard_thread(core.spawner, shard, turn)
-        core.check()
+        await on_shard_thread(state.spawner, shard, turn)
+        state.check()
     return held
 
 
@@ -111,12 +111,12 @@ def _listed(tables: Sequence[IdTable], task_id: bytes) -> ListedTask:
 
 
 async def any_may_be_held(
-    core: EngineState, shard: Shard, job: str, files: Sequence[FileMark]
+    state: EngineState, shard: Shard, job: str, files: Sequence[FileMark]
 ) -> bool:
     """Whether tasks whose ids are not listed may have an id twice, or one that the store has.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         shard: the shard of these files.
         job: the load's name, for messages.
         files: the load's files of task rows on this shard.
@@ -141,8 +141,8 @@ async def any_may_be_held(
                         raise _unreadable(shard, job, error) from error
                     found.extend(key for key, _ in rows)
 
-    await on_shard_thread(core.spawner, shard, look)
-    core.check()
+    await on_shard_thread(state.spawner, shard, look)
+    state.check()
     return bool(found)
 
 

@@ -75,12 +75,12 @@ class ImportedTask(NamedTuple):
 
 
 def encode_imported(
-    core: EngineState, shared: TaskTemplate, task: ImportedTask, now_us: int
+    state: EngineState, shared: TaskTemplate, task: ImportedTask, now_us: int
 ) -> EncodedTask:
     """Validate and encode a task for ``enqueue_imported``.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         shared: queue, tenant and defaults.
         task: the task to import.
         now_us: the current wall time in microseconds; delays and windows count from it.
@@ -102,11 +102,11 @@ def encode_imported(
         preview=task.face.preview or None,
         labels=labels_of(task.face.labels) or None,
     )
-    item = encoded_task(core, shared, new, now_us)
-    item.flags = item.flags & ~_KIND_BITS | task.kind
-    item.due_ms = task.due_ms if task.due_ms > now_ms and task.died_ms is None else 0
-    item.expires_ms = task.expires_ms if task.died_ms is None else 0
-    return item
+    encoded = encoded_task(state, shared, new, now_us)
+    encoded.flags = encoded.flags & ~_KIND_BITS | task.kind
+    encoded.due_ms = task.due_ms if task.due_ms > now_ms and task.died_ms is None else 0
+    encoded.expires_ms = task.expires_ms if task.died_ms is None else 0
+    return encoded
 
 
 def _check(task: ImportedTask) -> None:
@@ -125,7 +125,7 @@ def _check(task: ImportedTask) -> None:
 
 
 async def enqueue_imported(
-    core: EngineState, tasks: Sequence[tuple[ImportedTask, EncodedTask]]
+    state: EngineState, tasks: Sequence[tuple[ImportedTask, EncodedTask]]
 ) -> list[bool]:
     """Import tasks, in order. Returns for each whether it is new (False: its key is held).
 
@@ -138,130 +138,134 @@ async def enqueue_imported(
     Durability: all of them survive a power cut on return, in either mode.
     Cancellation: in the last wait it happens.
     """
-    core.check_intake()
+    state.check_intake()
     plan: dict[Shard, list[int]] = {}
-    for i, (_, item) in enumerate(tasks):
-        plan.setdefault(_shard_of(core, item), []).append(i)
+    for i, (_, encoded) in enumerate(tasks):
+        plan.setdefault(_shard_of(state, encoded), []).append(i)
     with ExitStack() as stack:
-        now_ms = core.clock.wall_us() // 1000
+        now_ms = state.clock.wall_us() // 1000
         for shard, indexes in plan.items():
-            streamed = [item for i in indexes if (item := tasks[i][1]).is_streamed]
-            fresh = [item for item in streamed if holder(core, shard, item, now_ms) is None]
-            await write_streamed(core, shard, fresh, stack, is_durable=True)
-        return await _queue_imported(core, tasks, plan)
+            streamed = [encoded for i in indexes if (encoded := tasks[i][1]).is_streamed]
+            fresh = [
+                encoded for encoded in streamed if holder(state, shard, encoded, now_ms) is None
+            ]
+            await write_streamed(state, shard, fresh, stack, is_durable=True)
+        return await _queue_imported(state, tasks, plan)
 
 
 async def _queue_imported(
-    core: EngineState,
+    state: EngineState,
     tasks: Sequence[tuple[ImportedTask, EncodedTask]],
     plan: dict[Shard, list[int]],
 ) -> list[bool]:
     """The rest of ``enqueue_imported``, once streamed payloads are written."""
     for shard in plan:
-        if not shard.co.has_capacity:
-            await core.backpressure(shard)
+        if not shard.coalescer.has_capacity:
+            await state.backpressure(shard)
     # atomic section
-    now_us = core.clock.wall_us()
+    now_us = state.clock.wall_us()
     groups: dict[Shard, Group] = {}
     for shard, indexes in plan.items():
         cost = sum(tasks[i][1].row_bytes + 512 for i in indexes)
-        groups[shard] = shard.co.begin(cost)
+        groups[shard] = shard.coalescer.begin(cost)
     is_new = []
-    for task, item in tasks:
-        shard = _shard_of(core, item)
+    for task, encoded in tasks:
+        shard = _shard_of(state, encoded)
         with groups[shard]:
-            is_new.append(_take_over(core, shard, groups[shard], task, item, now_us))
-    waits = [shard.co.wait(group, None, is_durable=True) for shard, group in groups.items()]
+            is_new.append(_take_over(state, shard, groups[shard], task, encoded, now_us))
+    waits = [shard.coalescer.wait(group, None, is_durable=True) for shard, group in groups.items()]
     for future in waits:
         await future
     return is_new
 
 
-def _shard_of(core: EngineState, item: EncodedTask) -> Shard:
-    return core.shard_of_slot(item.slot or 0)
+def _shard_of(state: EngineState, encoded: EncodedTask) -> Shard:
+    return state.shard_of_slot(encoded.slot or 0)
 
 
 def _take_over(
-    core: EngineState,
+    state: EngineState,
     shard: Shard,
     group: Group,
     task: ImportedTask,
-    item: EncodedTask,
+    encoded: EncodedTask,
     now_us: int,
 ) -> bool:
-    if holder(core, shard, item, now_us // 1000) is not None:
-        core.totals.duplicates += 1
+    if holder(state, shard, encoded, now_us // 1000) is not None:
+        state.totals.duplicates += 1
         return False
-    task_id = core.ids.new(now_us // 1000, item.slot or 0)
+    task_id = state.ids.new(now_us // 1000, encoded.slot or 0)
     if task.is_over:
-        ghost = encode_ghost(Ghost(task_id, item.ghost_expires_ms))
-        old_ghost = old_entry_of(shard, item.routing) if shard.old_ghosts else None
-        core.file_expiry(shard, group, item.ghost_expires_ms, b"g" + item.ghost)
+        ghost = encode_ghost(Ghost(task_id, encoded.ghost_expires_ms))
+        old_ghost = old_entry_of(shard, encoded.routing) if shard.old_ghosts else None
+        state.file_expiry(shard, group, encoded.ghost_expires_ms, b"g" + encoded.ghost)
         if old_ghost is not None:
             drop_old_entry(shard, group, old_ghost)
-        shard.put_dedup(group, item.ghost, ghost)
+        shard.put_dedup(group, encoded.ghost, ghost)
         return True
     created_us = task.created_us if 0 < task.created_us < now_us else now_us
-    place(core, shard, group, item, task_id, created_us)
+    place(state, shard, group, encoded, task_id, created_us)
     if task.attempts or task.died_ms is not None:
-        _move_on(core, group, task, item, task_id, now_us)
+        _move_on(state, group, task, encoded, task_id, now_us)
     return True
 
 
 def _move_on(
-    core: EngineState,
+    state: EngineState,
     group: Group,
     task: ImportedTask,
-    item: EncodedTask,
+    encoded: EncodedTask,
     task_id: bytes,
     now_us: int,
 ) -> None:
     """Move a task that was just placed to where it had come in its old queue."""
-    shard = _shard_of(core, item)
-    at = task_location(core, shard, task_id)
+    shard = _shard_of(state, encoded)
+    at = task_location(state, shard, task_id)
     if at is None:
         raise InvariantError(f"task {task_id.hex()} was placed and is not there")
     attempts = min(task.attempts, ATTEMPTS_MAX)
-    reason = reason_bytes(core, task.reason)
+    reason = reason_bytes(state, task.reason)
     if task.died_ms is not None:
-        _bury(core, group, at, attempts, reason or b"dead", task.died_ms, now_us, item)
+        _bury(state, group, at, attempts, reason or b"dead", task.died_ms, now_us, encoded)
         return
     flags = MOVED_ROW | at.row.flags & BODY_ROW
-    row = IndexRow(flags, item.priority, attempts, at.row.record_bytes, item.expires_ms, reason)
-    bucket, seq = at.bucket, core.next_seq(0)  # next in line, whatever the clock says
-    if item.due_ms:
-        key = delayed_key(bucket.prefix, item.due_ms, seq, task_id)
+    row = IndexRow(
+        flags, encoded.priority, attempts, at.row.record_bytes, encoded.expires_ms, reason
+    )
+    shard_queue, seq = at.shard_queue, state.next_seq(0)  # next in line, whatever the clock says
+    if encoded.due_ms:
+        key = delayed_key(shard_queue.prefix, encoded.due_ms, seq, task_id)
     else:
-        key = bucket.ready_key(bucket.ready_prefixes[9 - item.priority], seq, task_id)
+        key = shard_queue.ready_key(shard_queue.ready_prefixes[9 - encoded.priority], seq, task_id)
     moved = encode_moved(Moved(attempts, key))
-    leave(core, group, at)
+    leave(state, group, at)
     group.ops.append((MOVED + task_id, moved))
-    if item.due_ms:
-        core.put_delayed(group, bucket, key, item.due_ms, encode_index_row(row))
+    if encoded.due_ms:
+        state.put_delayed(group, shard_queue, key, encoded.due_ms, encode_index_row(row))
     else:
-        core.put_ready(group, bucket, 9 - item.priority, key, task_id, row)
+        state.put_ready(group, shard_queue, 9 - encoded.priority, key, task_id, row)
 
 
 def _bury(
-    core: EngineState,
+    state: EngineState,
     group: Group,
     at: TaskLocation,
     attempts: int,
     reason: bytes,
     died_ms: int,
     now_us: int,
-    item: EncodedTask,
+    encoded: EncodedTask,
 ) -> None:
     """Make it a dead letter, kept for its whole retention from now on."""
-    bucket, task_id = at.bucket, at.task_id
+    shard_queue, task_id = at.shard_queue, at.task_id
     now_ms = now_us // 1000
-    forget_ms = now_ms + round(item.shared.dead_retention_s * 1000)
-    key = dead_key(bucket.prefix, min(died_ms, now_ms) if died_ms > 0 else now_ms, task_id)
-    bucket.dead_head = min(bucket.dead_head, key)
+    forget_ms = now_ms + round(encoded.shared.dead_retention_s * 1000)
+    key = dead_key(shard_queue.prefix, min(died_ms, now_ms) if died_ms > 0 else now_ms, task_id)
+    shard_queue.dead_head = min(shard_queue.dead_head, key)
     flags = MOVED_ROW | at.row.flags & BODY_ROW
-    row = IndexRow(flags, item.priority, attempts, at.row.record_bytes, forget_ms, reason)
+    row = IndexRow(flags, encoded.priority, attempts, at.row.record_bytes, forget_ms, reason)
     value, moved = encode_index_row(row), encode_moved(Moved(attempts, key))
-    leave(core, group, at)
+    leave(state, group, at)
     group.ops += ((key, value), (MOVED + task_id, moved))
-    bucket.dead += 1
-    core.file_expiry(bucket.shard, group, forget_ms, b"x" + task_id)
+    shard_queue.dead += 1
+    state.file_expiry(shard_queue.shard, group, forget_ms, b"x" + task_id)

@@ -77,8 +77,8 @@ _log = logging.getLogger(__name__)
 class Ingester:
     """Takes loads into one engine. ``root``: the store's folder; None in memory: no loads."""
 
-    def __init__(self, core: EngineState, store_id: bytes, root: str | None, flush: Flush) -> None:
-        self._core = core
+    def __init__(self, state: EngineState, store_id: bytes, root: str | None, flush: Flush) -> None:
+        self._state = state
         self._store_id = store_id
         self._root = root
         self._flush = flush
@@ -92,11 +92,11 @@ class Ingester:
     @property
     def is_due(self) -> bool:
         """Whether a load waits that might be taken in now. Cheap."""
-        core, root = self._core, self._root
-        if root is None or core.is_closed or core.is_disk_low or self._why_not:
+        state, root = self._state, self._root
+        if root is None or state.is_closed or state.is_disk_low or self._why_not:
             return False
         try:
-            return core.clock.mono() >= self._retry_mono and bool(pending(root))
+            return state.clock.mono() >= self._retry_mono and bool(pending(root))
         except LodeqError:
             return False  # the next call may succeed
 
@@ -112,17 +112,17 @@ class Ingester:
     @property
     def _why_not(self) -> str:
         """Why this engine takes no loads; empty: it does."""
-        core = self._core
-        if any(isinstance(shard.co, ReplicatedCoalescer) for shard in core.hosted):
+        state = self._state
+        if any(isinstance(shard.coalescer, ReplicatedCoalescer) for shard in state.hosted):
             return (
                 "a replica takes no loads: its rows come through the replicated log. Send the "
                 "tasks through a client instead: lodeq.connect(…), then enqueue_many"
             )
-        if core.has_all:
+        if state.has_all:
             return ""
         return (
-            f"this process has the shards {[shard.index for shard in core.hosted]} of "
-            f"{len(core.shards)}, and a load is for all: take it in while one process has the store"
+            f"this process has the shards {[shard.index for shard in state.hosted]} of "
+            f"{len(state.shards)}, a load is for all: take it in while one process has the store"
         )
 
     async def run(self) -> None:
@@ -133,7 +133,7 @@ class Ingester:
             pass
         except Exception as error:  # noqa: BLE001 - nobody awaits this task
             self._problem = str(error)
-            self._retry_mono = self._core.clock.mono() + RETRY_S
+            self._retry_mono = self._state.clock.mono() + RETRY_S
             fields = {"event": "load_waits"}
             _log.warning("a load could not be taken in, it waits", exc_info=True, extra=fields)
 
@@ -153,7 +153,7 @@ class Ingester:
                     fields = {"event": "load_in_part", "job": job}
                     _log.warning("a copy has a part of load %r", job, exc_info=True, extra=fields)
         async with self._gate():
-            self._core.check()
+            self._state.check()
             yield
 
     def _gate(self) -> Lock:
@@ -163,13 +163,13 @@ class Ingester:
 
     async def ingest(self, job: str | None) -> IngestReport:
         """See ``Engine.ingest``."""
-        core, root = self._core, self._inbox()
+        state, root = self._state, self._inbox()
         if job is not None:
             check_job(job)
         if why_not := self._why_not:
             raise UsageError(why_not)
-        core.check()
-        core.check_intake()
+        state.check()
+        state.check_intake()
         jobs = pending(root)
         if job is not None:
             jobs = [job] if job in jobs else []
@@ -193,8 +193,8 @@ class Ingester:
     async def _take_alone(self, root: str, job: str) -> IngestedJob | None:
         """Take in one load, while no other comes in or is forgotten."""
         async with self._one_at_a_time():
-            self._core.check()
-            self._core.check_intake()
+            self._state.check()
+            self._state.check_intake()
             return await self._take(root, job)
 
     def _one_at_a_time(self) -> Lock:
@@ -211,10 +211,10 @@ class Ingester:
     async def forget(self, older_than: Duration) -> ForgottenLoads:
         """See ``Engine.forget_loads``."""
         root = self._inbox()
-        if not self._core.has_all:
+        if not self._state.has_all:
             raise UsageError(self._why_not)
         async with self._one_at_a_time():
-            return await forget_loads(self._core, root, older_than)
+            return await forget_loads(self._state, root, older_than)
 
     def _earlier_outcome(self, root: str, job: str) -> IngestedJob:
         end = outcome(root, job)
@@ -230,16 +230,16 @@ class Ingester:
     # -- one load ------------------------------------------------------------------------
 
     async def _thread(self, fn: Callable[[], Any]) -> Any:
-        result = await self._core.spawner.run_in_thread(fn)
-        self._core.check()
+        result = await self._state.spawner.run_in_thread(fn)
+        self._state.check()
         return result
 
     async def _end(self, root: str, job: str, end: Outcome) -> None:
         """Write the outcome. Cancelled, it waits: a late thread could remove the next manifest."""
         await run_to_completion(
-            self._core.spawner, partial(conclude, root, job, end), lambda _: None
+            self._state.spawner, partial(conclude, root, job, end), lambda _: None
         )
-        self._core.check()
+        self._state.check()
 
     async def _take(self, root: str, job: str) -> IngestedJob | None:
         """Take in one load; None if it has gone meanwhile."""
@@ -251,28 +251,28 @@ class Ingester:
             return await self._refuse(root, job, error)
         marks = self._marks(manifest)
         try:
-            check_manifest(self._core, self._store_id, manifest, is_decided=bool(marks))
+            check_manifest(self._state, self._store_id, manifest, is_decided=bool(marks))
         except RefusedError as error:
             return await self._refuse(root, job, error)
         if any(mark.digest != manifest.digest for mark in marks.values()):
             return await self._conclude(root, manifest)  # another load has come in as this job
         wanted = {mark.shard for mark in manifest.files}
-        missing = [s for s in self._core.shards if s.index in wanted and s not in marks]
-        load = Load(self._core, root, manifest, missing, is_decided=bool(marks))
+        missing = [s for s in self._state.shards if s.index in wanted and s not in marks]
+        load = Load(self._state, root, manifest, missing, is_decided=bool(marks))
         try:
             await self._verify(load)
             async with self._gate():
-                self._core.check()
+                self._state.check()
                 await self._decide(load)
                 for shard in missing:
                     await self._take_shard(load, shard)
-                    await self._core.spawner.checkpoint()
-                    self._core.check()
+                    await self._state.spawner.checkpoint()
+                    self._state.check()
         except RefusedError as error:
             return await self._refuse(root, job, error)
         finally:
             load.unwatch()
-        await recount_load(self._core, manifest)
+        await recount_load(self._state, manifest)
         return await self._conclude(root, manifest)
 
     async def _refuse(self, root: str, job: str, why: LodeqError) -> IngestedJob:
@@ -291,19 +291,19 @@ class Ingester:
             "state": "refused",
             "reason": str(why),
             "error": error,
-            "refused_us": self._core.clock.wall_us(),
+            "refused_us": self._state.clock.wall_us(),
         }
         await self._end(root, job, Outcome("refused", facts))
         return IngestedJob(job, "refused", reason=str(why))
 
     def _has_part(self, job: str) -> bool:
         """Whether any shard has a load of this job."""
-        return any(_mark_of(shard, job) is not None for shard in self._core.shards)
+        return any(_mark_of(shard, job) is not None for shard in self._state.shards)
 
     def _marks(self, manifest: Manifest) -> dict[Shard, Ingested]:
         """Marks of the shards that have a load of this job."""
         marks = {}
-        for shard in self._core.shards:
+        for shard in self._state.shards:
             raw = _mark_of(shard, manifest.job)
             if raw is not None:
                 marks[shard] = _read_mark(shard, manifest.job, raw)
@@ -329,13 +329,13 @@ class Ingester:
 
     async def _check_ids(self, load: Load, tables: Ids) -> Held:
         """Find the tasks whose id this store has; with the policy ``error`` they end the load."""
-        core, job, found = self._core, load.manifest.job, {}
+        state, job, found = self._state, load.manifest.job, {}
         for shard, of_shard in tables.items():
             if not load.manifest.has_ids:
                 await self._check_ranges(load, shard)
                 continue
             try:
-                held = await find_held(core, shard, job, of_shard)
+                held = await find_held(state, shard, job, of_shard)
             except (UsageError, DuplicateTaskError) as error:
                 raise RefusedError(str(error), type(error)) from error
             if held:
@@ -362,7 +362,9 @@ class Ingester:
         """Check a load that lists no ids, as releases before this one staged them."""
         files = [one for one in load.manifest.files if one.family == "t"]
         here = [one for one in files if one.shard == shard.index]
-        if load.is_decided or not await any_may_be_held(self._core, shard, load.manifest.job, here):
+        if load.is_decided or not await any_may_be_held(
+            self._state, shard, load.manifest.job, here
+        ):
             return
         raise RefusedError(
             "the release that staged it did not list its ids, and this store may have one of them: "
@@ -372,11 +374,11 @@ class Ingester:
 
     async def _decide(self, load: Load) -> None:
         """End step 3. Afterwards the load can no longer be refused."""
-        core, manifest = self._core, load.manifest
+        state, manifest = self._state, load.manifest
         # the last turn is atomic: no shard has changed since its keys were checked
         while load.recheck():
-            await core.spawner.checkpoint()
-            core.check()
+            await state.spawner.checkpoint()
+            state.check()
         held = sum(len(conflicts.dropped) for conflicts in load.conflicts.values())
         if held and manifest.conflict == "error" and not load.is_decided:
             raise RefusedError(
@@ -388,16 +390,16 @@ class Ingester:
 
     async def _take_shard(self, load: Load, shard: Shard) -> None:
         """Do step 4, for one shard."""
-        core, conflicts = self._core, load.conflicts[shard]
+        state, conflicts = self._state, load.conflicts[shard]
         for flushes in range(1 << 30):
             patch = await self._thread(load.patcher(shard, await conflicts.read_kept()))
-            await core.commit_barrier(shard, is_durable=True)
+            await state.commit_barrier(shard, is_durable=True)
             await self._flush(shard)
             # atomic section
-            core.check()
-            if not shard.co.takes_writes:
-                raise shard.co.refusal()
-            shard.co.seal_full(always=True)
+            state.check()
+            if not shard.coalescer.takes_writes:
+                raise shard.coalescer.refusal()
+            shard.coalescer.seal_full(always=True)
             if conflicts.recheck():
                 continue
             _check_readable(shard, load.manifest)
@@ -417,15 +419,15 @@ class Ingester:
         try:
             return store.ingest(paths, may_flush=may_flush)
         except CommitUnknownError as error:
-            shard.co.fail(error)
+            shard.coalescer.fail(error)
             raise
 
     async def _conclude(self, root: str, manifest: Manifest) -> IngestedJob:
         """Do step 6."""
-        core = self._core
-        for shard in core.shards:
-            await core.commit_barrier(shard, is_durable=True)
-        core.check()
+        engine_state = self._state
+        for shard in engine_state.shards:
+            await engine_state.commit_barrier(shard, is_durable=True)
+        engine_state.check()
         marks = self._marks(manifest).values()
         tasks = sum(mark.tasks for mark in marks)
         skipped, replaced = sum(m.skipped for m in marks), sum(m.replaced for m in marks)
@@ -439,7 +441,7 @@ class Ingester:
             "skipped": skipped,
             "replaced": replaced,
             "digest": manifest.digest.hex(),
-            "done_us": core.clock.wall_us(),
+            "done_us": engine_state.clock.wall_us(),
         }
         await self._end(root, manifest.job, Outcome("done", facts))
         state: Literal["known", "done"] = "known" if is_known else "done"

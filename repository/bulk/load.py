@@ -29,7 +29,7 @@ class Load:
     """One load on its way in.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         root: the store's folder.
         manifest: the load's manifest.
         missing: the shards that do not have their part of it yet.
@@ -39,14 +39,14 @@ class Load:
 
     def __init__(
         self,
-        core: EngineState,
+        state: EngineState,
         root: str,
         manifest: Manifest,
         missing: list[Shard],
         *,
         is_decided: bool,
     ) -> None:
-        self._core = core
+        self._state = state
         self.root = root
         self.manifest = manifest
         self.missing = missing
@@ -99,21 +99,21 @@ class Load:
             held: its tasks whose id the store has: they stay out.
         """
         for shard, of_shard in tables.items():
-            conflicts = Conflicts(self._core, shard, self.manifest.job, of_shard, self.policy)
+            conflicts = Conflicts(self._state, shard, self.manifest.job, of_shard, self.policy)
             conflicts.hold(held.get(shard, []))
             self.conflicts[shard] = conflicts
             if of_shard or conflicts.held:
-                shard.co.watch = conflicts.watch
+                shard.coalescer.watch = conflicts.watch
 
     def unwatch(self) -> None:
         """Stop watching. Idempotent."""
         for shard in self.conflicts:
-            shard.co.watch = None
+            shard.coalescer.watch = None
 
     def recheck(self) -> bool:
         """Seal the open groups, check touched keys again; returns whether there were any."""
         for shard in self.missing:
-            shard.co.seal_full(always=True)
+            shard.coalescer.seal_full(always=True)
         return sum(conflicts.recheck() for conflicts in self.conflicts.values()) > 0  # each
 
     def decide(self) -> None:
@@ -128,14 +128,14 @@ class Load:
 
         ``kept``: the store's rows that stay, of ``Conflicts.read_kept``.
         """
-        core = self._core
+        state = self._state
         return partial(
             self._patch,
             shard,
             dict(self.conflicts[shard].dropped),
             kept,
-            core.clock.wall_us(),
-            f"patch-{core.ids.token().hex()}",
+            state.clock.wall_us(),
+            f"patch-{state.ids.token().hex()}",
         )
 
     def _patch(
@@ -154,8 +154,8 @@ class Load:
             if task is None:
                 raise InvariantError("a dedup key was dropped that the load does not take")
             dropped.setdefault(task.task_id, task)
-        _, buckets = manifest.of_shard(shard.index)
-        self._rows = load_rows(buckets, list(dropped.values()))
+        _, shard_queues = manifest.of_shard(shard.index)
+        self._rows = load_rows(shard_queues, list(dropped.values()))
         tasks = sum(one.ready + one.delayed for one in self._rows)
         mark = Ingested(now_us, manifest.digest, tasks, len(dropped), conflicts.replaced)
         return write_patch(
@@ -173,18 +173,18 @@ class Load:
 
     def update_state(self, shard: Shard) -> None:
         """Update the state in memory: the rows, with the latest patch, are in the store."""
-        files, buckets = self.manifest.of_shard(shard.index)
+        files, shard_queues = self.manifest.of_shard(shard.index)
         expiries = [decode_expiry_key(one.first)[0] for one in files if one.family == "e"]
         note_load(
-            self._core,
+            self._state,
             shard,
             self.manifest.job,
             digest=self.manifest.digest,
-            buckets=buckets,
+            shard_queues=shard_queues,
             rows=self._rows,
             expiry_ms=min(expiries, default=None),
             seq_max=self.manifest.seq_max,
         )
-        self._core.hidden.came_in(
+        self._state.hidden.came_in(
             shard, min((one.first for one in files if one.first.startswith(TASK)), default=TASK)
         )

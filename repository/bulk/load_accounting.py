@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ...coalescer.group import Group
-from ...engine.bulk.manifest import BucketRows
+from ...engine.bulk.manifest import ShardQueueRows
 from ...engine.records.events import INGESTED, pack_run
 from ...engine.records.ingest import LoadedRows, decode_ingested, decode_uncounted
 from ...engine.records.keyspace import (
@@ -33,12 +33,12 @@ _LAST_ID: Final = b"\xff" * 16
 
 
 def note_load(
-    core: EngineState,
+    state: EngineState,
     shard: Shard,
     job: str,
     *,
     digest: bytes,
-    buckets: Sequence[BucketRows],
+    shard_queues: Sequence[ShardQueueRows],
     rows: Sequence[LoadedRows],
     expiry_ms: int | None,
     seq_max: int,
@@ -46,54 +46,54 @@ def note_load(
     """Account for a load, in the atomic section that took it in. The shard has no open group.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         shard: the shard whose files have come in.
         job: the load's name.
         digest: the digest of its manifest.
-        buckets: heads and due times of its rows, by queue and tenant.
+        shard queues: heads and due times of its rows, by queue and tenant.
         rows: numbers of its rows, by queue and tenant, without those that were dropped.
         expiry_ms: the time of its first expiry row, in ms since 1970; None without one.
         seq_max: its greatest seq.
 
     Returns: the group that counts it.
     """
-    core.seq = max(core.seq, seq_max)
-    group = shard.co.begin(128 + 160 * len(rows))
-    _count(core, shard, group, job, digest, rows)
-    for one in buckets:
-        lane = core.lane(one.queue.encode(), one.tenant.encode())
-        bucket = lane.bucket(shard)
+    state.seq = max(state.seq, seq_max)
+    group = shard.coalescer.begin(128 + 160 * len(rows))
+    _count(state, shard, group, job, digest, rows)
+    for one in shard_queues:
+        tenant_queue = state.tenant_queue(one.queue.encode(), one.tenant.encode())
+        shard_queue = tenant_queue.shard_queue(shard)
         for priority, _, seq in one.ready:
-            _cut_ready_cache(core, bucket, 9 - priority, seq)
+            _cut_ready_cache(state, shard_queue, 9 - priority, seq)
         if one.delayed:
-            head = bucket.prefix + DELAYED + one.due_ms.to_bytes(8, "big")
-            bucket.delayed_head = min(bucket.delayed_head, head)
-            core.cut_delayed(bucket, head)
-            if one.due_ms < bucket.next_due_ms:
-                core.deadlines.note_due(bucket, one.due_ms)
-        if bucket.ready:
-            lane.topic.turns.setdefault(lane.tenant)
-            core.waiters.note(lane)
+            head = shard_queue.prefix + DELAYED + one.due_ms.to_bytes(8, "big")
+            shard_queue.delayed_head = min(shard_queue.delayed_head, head)
+            state.cut_delayed(shard_queue, head)
+            if one.due_ms < shard_queue.next_due_ms:
+                state.deadlines.note_due(shard_queue, one.due_ms)
+        if shard_queue.ready:
+            tenant_queue.queue_state.turns.setdefault(tenant_queue.tenant)
+            state.waiters.note(tenant_queue)
     if expiry_ms is not None:
-        core.note_expiry(shard, expiry_ms)
+        state.note_expiry(shard, expiry_ms)
     return group
 
 
-def _cut_ready_cache(core: EngineState, bucket: ShardQueue, index: int, seq: int) -> None:
+def _cut_ready_cache(state: EngineState, shard_queue: ShardQueue, index: int, seq: int) -> None:
     """Cut a ready cache at ``seq``: from there on rows are only on disk."""
-    edge = bucket.ready_prefixes[index] + (seq - 1).to_bytes(8, "big") + _LAST_ID
-    cache = bucket.windows[index]
+    edge = shard_queue.ready_prefixes[index] + (seq - 1).to_bytes(8, "big") + _LAST_ID
+    cache = shard_queue.ready_caches[index]
     if cache is None:
-        bucket.windows[index] = ReadyCache(is_complete=False, edge=edge)
+        shard_queue.ready_caches[index] = ReadyCache(is_complete=False, edge=edge)
     else:
         cache.cut(edge)
-        core.held_bytes -= cache.lost_bytes
+        state.held_bytes -= cache.lost_bytes
         cache.lost_bytes = 0
-    bucket.occupied |= 1 << index
+    shard_queue.occupied |= 1 << index
 
 
 def _count(
-    core: EngineState,
+    state: EngineState,
     shard: Shard,
     group: Group,
     job: str,
@@ -101,19 +101,21 @@ def _count(
     rows: Sequence[LoadedRows],
 ) -> None:
     """Queue the counters and the event, and delete the *uncounted* row."""
-    now_us = core.clock.wall_us()
-    counted = [(one, core.lane(one.queue, one.tenant).bucket(shard)) for one in rows]
+    now_us = state.clock.wall_us()
+    counted = [(one, state.tenant_queue(one.queue, one.tenant).shard_queue(shard)) for one in rows]
     with group:
-        for one, bucket in counted:
+        for one, shard_queue in counted:
             if group.events is not None and (one.ready or one.delayed):
                 text = json.dumps({"job": job, "ready": one.ready, "delayed": one.delayed}).encode()
-                names = [_name_of(digest, shard.index, len(core.shards))]
-                group.events.append(pack_run(INGESTED, 0, 0, now_us, bucket.lane.tag, text, names))
+                names = [_name_of(digest, shard.index, len(state.shards))]
+                group.events.append(
+                    pack_run(INGESTED, 0, 0, now_us, shard_queue.tenant_queue.tag, text, names)
+                )
         group.ops.append((UNCOUNTED + job.encode(), None))
-        for one, bucket in counted:
-            bucket.ready += one.ready
-            bucket.delayed += one.delayed
-            group.dirty[bucket] = None
+        for one, shard_queue in counted:
+            shard_queue.ready += one.ready
+            shard_queue.delayed += one.delayed
+            group.dirty[shard_queue] = None
 
 
 def _name_of(digest: bytes, shard: int, shards: int) -> bytes:
@@ -122,21 +124,21 @@ def _name_of(digest: bytes, shard: int, shards: int) -> bytes:
     return digest[:6] + slot.to_bytes(2, "big") + bytes((0x80 | digest[8] & 0x3F,)) + digest[9:]
 
 
-async def count_at_open(core: EngineState, shard: Shard) -> None:
+async def count_at_open(state: EngineState, shard: Shard) -> None:
     """Count loads that came in just before the previous process ended. After ``counter_slices``."""
     for found in list(pages(shard.store, UNCOUNTED, UNCOUNTED_END)):
         for key, raw in found:
             load = decode_uncounted(raw)
-            core.seq = max(core.seq, load.seq_max)
+            state.seq = max(state.seq, load.seq_max)
             job = key[len(UNCOUNTED) :].decode()
-            group = shard.co.begin(128 + 160 * len(load.rows))
+            group = shard.coalescer.begin(128 + 160 * len(load.rows))
             raw_mark = shard.store.get(INGESTED_ROW + job.encode())
             digest = decode_ingested(raw_mark).digest if raw_mark is not None else bytes(16)
-            _count(core, shard, group, job, digest, load.rows)
+            _count(state, shard, group, job, digest, load.rows)
             for one in load.rows:
-                lane = core.lane(one.queue, one.tenant)
-                b = lane.bucket(shard)
+                tenant_queue = state.tenant_queue(one.queue, one.tenant)
+                b = tenant_queue.shard_queue(shard)
                 b.load(b.ready, b.delayed, b.leased, b.dead, b.results, b.waiting)
                 if b.ready:
-                    lane.topic.turns.setdefault(lane.tenant)
-            await shard.co.wait(group)
+                    tenant_queue.queue_state.turns.setdefault(tenant_queue.tenant)
+            await shard.coalescer.wait(group)

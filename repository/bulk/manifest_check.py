@@ -24,12 +24,12 @@ class RefusedError(LodeqError):
 
 
 def check_manifest(
-    core: EngineState, store_id: bytes, manifest: Manifest, *, is_decided: bool
+    state: EngineState, store_id: bytes, manifest: Manifest, *, is_decided: bool
 ) -> None:
     """Check that a manifest fits this store.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         store_id: the store's 16 bytes.
         manifest: the load's manifest.
         is_decided: a part of the load is in: its times may be ahead of a clock set back since.
@@ -42,14 +42,14 @@ def check_manifest(
             f"it was staged for store {manifest.store_id.hex()}, this is {store_id.hex()}: stage "
             "it for this one"
         )
-    if manifest.shards != len(core.shards):
+    if manifest.shards != len(state.shards):
         raise RefusedError(
-            f"it was staged for {manifest.shards} shards, the store has {len(core.shards)}: "
+            f"it was staged for {manifest.shards} shards, the store has {len(state.shards)}: "
             "stage it again",
             ShardCountError,
         )
     if manifest.has_keys:
-        _check_keyed(core, manifest)
+        _check_keyed(state, manifest)
     if _differ(manifest, "g", KEYS):
         raise RefusedError(
             "its dedup entries and its keys files differ in number: stage it again, with a keys "
@@ -60,7 +60,7 @@ def check_manifest(
             "its tasks and its ids files differ in number: stage it again, with an ids file "
             "beside each file of tasks"
         )
-    ahead_us = manifest.seq_max - core.clock.wall_us()
+    ahead_us = manifest.seq_max - state.clock.wall_us()
     if ahead_us > SEQ_AHEAD_US_MAX and not is_decided:  # else the clock was set back since
         raise RefusedError(
             f"its tasks are {ahead_us // 3_600_000_000} hours in the future: set the clock where "
@@ -77,14 +77,14 @@ def _differ(manifest: Manifest, family: str, listing: str) -> bool:
     return any(surplus.values())
 
 
-def _check_keyed(core: EngineState, manifest: Manifest) -> None:
+def _check_keyed(state: EngineState, manifest: Manifest) -> None:
     if manifest.store_format < FORMAT_KEYED:
         raise RefusedError(
             f"its dedup keys were hashed as in format {manifest.store_format}, this store has "
             f"format {FORMAT_VERSION}: stage it again, with this release",
             FormatTooOldError,
         )
-    if manifest.secret != secret_fingerprint(b"".join(shard.secret for shard in core.shards)):
+    if manifest.secret != secret_fingerprint(b"".join(shard.secret for shard in state.shards)):
         raise RefusedError(
             "its dedup keys were hashed with the secret of another store: stage it again, for "
             "this one"

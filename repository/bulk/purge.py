@@ -35,31 +35,31 @@ Parts = Mapping[tuple[int, str], Sequence[bytes]]
 
 
 async def purge_archived(
-    core: EngineState, store_id: bytes, path: str | os.PathLike[str]
+    state: EngineState, store_id: bytes, path: str | os.PathLike[str]
 ) -> PurgeReport:
     """See ``Engine.purge_archived``."""
-    plan: PurgePlan = await core.spawner.run_in_thread(partial(read_plan, path))
-    core.check()
-    _check(core, store_id, plan.store_id, plan.shards)
-    core.check_led({file.shard for file in plan.files}, to_write=True)
+    plan: PurgePlan = await state.spawner.run_in_thread(partial(read_plan, path))
+    state.check()
+    _check(state, store_id, plan.store_id, plan.shards)
+    state.check_led({file.shard for file in plan.files}, to_write=True)
     gone = {"results": 0, "dead": 0}
     for file in plan.files:
-        rows: EndedRows = await core.spawner.run_in_thread(
+        rows: EndedRows = await state.spawner.run_in_thread(
             partial(EndedRows.read, plan.folder, file)
         )
-        core.check()
-        gone[file.kind] += await _purge_rows(core, core.shards[file.shard], file.kind, rows)
+        state.check()
+        gone[file.kind] += await _purge_rows(state, state.shards[file.shard], file.kind, rows)
     planned = plan.rows_of("results") + plan.rows_of("dead")
     return PurgeReport(gone["results"], gone["dead"], planned - sum(gone.values()))
 
 
 async def purge_parts(
-    core: EngineState, store_id: bytes, planned: tuple[bytes, int], parts: Parts
+    state: EngineState, store_id: bytes, planned: tuple[bytes, int], parts: Parts
 ) -> PurgeReport:
     """Apply parts of a plan that lies elsewhere, as bytes.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         store_id: the store's 16 bytes.
         planned: the store's id and its number of shards, as the plan has them.
         parts: by shard and kind, the bytes of rows.
@@ -69,17 +69,17 @@ async def purge_parts(
             rows; nothing was purged.
         NotLeaderError: another replica leads one of the shards; nothing was purged.
     """
-    _check(core, store_id, *planned)
+    _check(state, store_id, *planned)
     for shard, kind in parts:
-        if not 0 <= shard < len(core.shards) or kind not in KINDS:
+        if not 0 <= shard < len(state.shards) or kind not in KINDS:
             raise UsageError(f"a plan has no {kind!r} of shard {shard}")
-    core.check_led({shard for shard, _ in parts}, to_write=True)
+    state.check_led({shard for shard, _ in parts}, to_write=True)
     read = partial(_read_parts, parts)
-    given: dict[tuple[int, str], EndedRows] = await core.spawner.run_in_thread(read)
+    given: dict[tuple[int, str], EndedRows] = await state.spawner.run_in_thread(read)
     gone = {"results": 0, "dead": 0}
     for (shard, kind), rows in given.items():
-        core.check()
-        gone[kind] += await _purge_rows(core, core.shards[shard], kind, rows)
+        state.check()
+        gone[kind] += await _purge_rows(state, state.shards[shard], kind, rows)
     total = sum(map(len, given.values()))
     return PurgeReport(gone["results"], gone["dead"], total - sum(gone.values()))
 
@@ -88,54 +88,54 @@ def _read_parts(parts: Parts) -> dict[tuple[int, str], EndedRows]:
     return {key: EndedRows.of(of_key) for key, of_key in parts.items()}
 
 
-def _check(core: EngineState, store_id: bytes, planned_id: bytes, shards: int) -> None:
+def _check(state: EngineState, store_id: bytes, planned_id: bytes, shards: int) -> None:
     if planned_id != store_id:
         raise UsageError(
             f"the plan is of another store ({planned_id.hex()}, this is {store_id.hex()}): "
             "archive this one"
         )
-    if shards != len(core.shards):
+    if shards != len(state.shards):
         raise UsageError(
-            f"the plan is for {shards} shards, the store has {len(core.shards)}: archive again"
+            f"the plan is for {shards} shards, the store has {len(state.shards)}: archive again"
         )
 
 
-async def _purge_rows(core: EngineState, shard: Shard, kind: str, rows: EndedRows) -> int:
+async def _purge_rows(state: EngineState, shard: Shard, kind: str, rows: EndedRows) -> int:
     if kind == "dead":
-        return await _purge_dead(core, shard, rows)
-    return await _purge_results(core, shard, rows)
+        return await _purge_dead(state, shard, rows)
+    return await _purge_results(state, shard, rows)
 
 
-async def _purge_dead(core: EngineState, shard: Shard, rows: EndedRows) -> int:
+async def _purge_dead(state: EngineState, shard: Shard, rows: EndedRows) -> int:
     count = 0
     for at in range(0, len(rows), SLICE):
-        if not shard.co.has_capacity:
-            await core.backpressure(shard)
-        group = shard.co.begin(SLICE * 256)
+        if not shard.coalescer.has_capacity:
+            await state.backpressure(shard)
+        group = shard.coalescer.begin(SLICE * 256)
         for task_id, ended_ms in rows[at : at + SLICE]:
             try:
-                location = task_location(core, shard, task_id)
+                location = task_location(state, shard, task_id)
             except CorruptionError as error:
-                core.anomaly(f"shard {shard.index}: {task_id.hex()}: {error}")
+                state.anomaly(f"shard {shard.index}: {task_id.hex()}: {error}")
                 continue
             if location is None or location.kind != DEAD:
                 continue
-            if location.row.flags & MEMBER_ROW and core.flows.pins(shard, task_id):
+            if location.row.flags & MEMBER_ROW and state.flows.pins(shard, task_id):
                 continue  # its workflow may redrive it, or name it as failed
             if int.from_bytes(location.key[-24:-16], "big") == ended_ms:
                 with group:
-                    end_task(core, group, location, None, "archived")
+                    end_task(state, group, location, None, "archived")
                 count += 1
-        await shard.co.wait(group)
-        await core.spawner.checkpoint()
-        core.check()
+        await shard.coalescer.wait(group)
+        await state.spawner.checkpoint()
+        state.check()
     return count
 
 
-async def _purge_results(core: EngineState, shard: Shard, rows: EndedRows) -> int:
+async def _purge_results(state: EngineState, shard: Shard, rows: EndedRows) -> int:
     count = 0
     # One row at a time: each has up to 1,024 entries.
-    pages = Pages(core, shard, shard.expiry_head, EXPIRY_END, 1, for_writing=True)
+    pages = Pages(state, shard, shard.expiry_head, EXPIRY_END, 1, for_writing=True)
     while found := await pages.following():
         key, raw = found[0]
         entries = attempt(decode_expiry, raw) or []
@@ -145,8 +145,8 @@ async def _purge_results(core: EngineState, shard: Shard, rows: EndedRows) -> in
             if kind in RESULT_KINDS and (ended_ms := rows.find(ref)) is not None
         }
         if meant:
-            group = shard.co.begin(256 + 32 * len(entries))
+            group = shard.coalescer.begin(256 + 32 * len(entries))
             with group:
-                count += len(drop_with_entries(core, shard, group, key, raw, meant))
-            await shard.co.wait(group)
+                count += len(drop_with_entries(state, shard, group, key, raw, meant))
+            await shard.coalescer.wait(group)
     return count

@@ -16,9 +16,9 @@ from ...engine.records.frame import attempt
 from ...engine.records.keyspace import (
     DELAYED,
     READY,
-    bucket_prefix,
     counters_key,
     prefix_end,
+    shard_queue_prefix,
 )
 from ...engine.records.rows import Counters, decode_counters
 from ...engine.recovery.pending_counts import uncounted_rows
@@ -35,34 +35,34 @@ __all__ = ["recount", "recount_load"]
 SLICES: Final = 16  # per turn: a thousand rows
 
 
-async def recount_load(core: EngineState, manifest: Manifest) -> None:
+async def recount_load(state: EngineState, manifest: Manifest) -> None:
     """Recount each queue and tenant of a load; a wrong manifest's counts are corrected."""
-    for one in manifest.buckets:
-        shard = core.shards[one.shard]
+    for one in manifest.shard_queues:
+        shard = state.shards[one.shard]
         queue, tenant = one.queue.encode(), one.tenant.encode()
         try:
-            ready, delayed = await _recounted(core, shard, queue, tenant)
+            ready, delayed = await _recounted(state, shard, queue, tenant)
         except CorruptionError as error:  # the load must be able to conclude
-            core.anomaly(
+            state.anomaly(
                 f"shard {shard.index}: the counters of {one.queue!r} cannot be compared with its "
                 f"rows after load {manifest.job!r} ({error}): close, and open with "
                 'recovery="salvage", which counts them'
             )
             continue
         if ready or delayed:
-            core.anomaly(
+            state.anomaly(
                 f"shard {shard.index}: {one.queue}: load {manifest.job!r} brought {ready:+} ready "
                 f"and {delayed:+} delayed tasks beyond what it said: counted"
             )
-            _correct(core, shard, queue, tenant, ready, delayed)
+            _correct(state, shard, queue, tenant, ready, delayed)
 
 
 async def _recounted(
-    core: EngineState, shard: Shard, queue: bytes, tenant: bytes
+    state: EngineState, shard: Shard, queue: bytes, tenant: bytes
 ) -> tuple[int, int]:
     found: list[tuple[int, int]] = []
-    prefix = bucket_prefix(queue, tenant)
-    splits = await in_slices(core, find_splits(shard.store, prefix, prefix_end(prefix)))
+    prefix = shard_queue_prefix(queue, tenant)
+    splits = await in_slices(state, find_splits(shard.store, prefix, prefix_end(prefix)))
     view = shard.store.snapshot(splits)
     slices = recount(view, queue, tenant)
 
@@ -76,8 +76,8 @@ async def _recounted(
 
     try:
         while not found:
-            await on_shard_thread(core.spawner, shard, turn)
-            core.check()
+            await on_shard_thread(state.spawner, shard, turn)
+            state.check()
     finally:
         view.close()
     return found[0]
@@ -94,7 +94,7 @@ def recount(view: StoreView, queue: bytes, tenant: bytes) -> Generator[None, Non
     for one in uncounted_rows(view):
         if (one.queue, one.tenant) == (queue, tenant):
             ready, delayed = ready - one.ready, delayed - one.delayed
-    prefix = bucket_prefix(queue, tenant)
+    prefix = shard_queue_prefix(queue, tenant)
     walk = Walk(view)
     for rows in walk.pages(prefix + READY, prefix_end(prefix + READY)):
         ready += len(rows)
@@ -108,20 +108,20 @@ def recount(view: StoreView, queue: bytes, tenant: bytes) -> Generator[None, Non
 
 
 def _correct(
-    core: EngineState, shard: Shard, queue: bytes, tenant: bytes, ready: int, delayed: int
+    state: EngineState, shard: Shard, queue: bytes, tenant: bytes, ready: int, delayed: int
 ) -> None:
     """Correct the counter row, and rebuild the state in memory as open would; atomic section."""
-    shard.co.seal_full(always=True)
-    group = shard.co.begin()
-    lane = core.lane(queue, tenant)
-    b = lane.bucket(shard)
-    core.let_go(b)
+    shard.coalescer.seal_full(always=True)
+    group = shard.coalescer.begin()
+    tenant_queue = state.tenant_queue(queue, tenant)
+    b = tenant_queue.shard_queue(shard)
+    state.let_go(b)
     ready, delayed = max(0, b.ready + ready), max(0, b.delayed + delayed)
     b.load(ready, delayed, b.leased, b.dead, b.results, b.waiting)
     b.delayed_head = b.prefix + DELAYED
     if b.delayed:  # the reaper finds the first, past any number of deleted rows
-        core.deadlines.note_due(b, core.clock.wall_us() // 1000)
+        state.deadlines.note_due(b, state.clock.wall_us() // 1000)
     group.dirty[b] = None
-    core.claim_sets.touch(lane)
+    state.claim_sets.touch(tenant_queue)
     if b.ready:
-        lane.topic.turns.setdefault(tenant)
+        tenant_queue.queue_state.turns.setdefault(tenant)

@@ -18,10 +18,10 @@ from xxhash import xxh3_64_digest
 from ...engine.bulk.inbox import discard, is_published, publish, staging_folder, store_info
 from ...engine.bulk.manifest import Manifest, check_conflict, check_job
 from ...engine.bulk.rows import TaskRows, rows_of
-from ...engine.bulk.shard_writer import RUN_BYTES, ShardStage, merge_buckets
+from ...engine.bulk.shard_writer import RUN_BYTES, ShardStage, merge_shard_queues
 from ...engine.records.compression import Compressor
 from ...engine.records.frame import checksum
-from ...engine.records.keyspace import TASK, bucket_prefix, ready_prefix
+from ...engine.records.keyspace import TASK, ready_prefix, shard_queue_prefix
 from ...engine.records.task import (
     FIRST_DELAYED,
     FIRST_READY,
@@ -84,45 +84,47 @@ def encoded(
     Raises as ``encoded_task``.
     """
     if is_plain(task):
-        item = simple_item(encoding, shared, task.payload)
+        encoded = simple_item(encoding, shared, task.payload)
     else:
-        item = encoded_task(encoding, shared, task, now_us)
-    if item.is_streamed:
+        encoded = encoded_task(encoding, shared, task, now_us)
+    if encoded.is_streamed:
         raise PayloadTooLargeError(
             f"a load takes no payload above {WHOLE_BYTES_MAX} bytes, and this one has "
-            f"{item.raw_bytes}: enqueue it, or store it elsewhere and stage a reference",
-            size_bytes=item.raw_bytes,
+            f"{encoded.raw_bytes}: enqueue it, or store it elsewhere and stage a reference",
+            size_bytes=encoded.raw_bytes,
             limit_bytes=WHOLE_BYTES_MAX,
         )
-    return item
+    return encoded
 
 
-def staged_rows(item: EncodedTask, task_id: bytes, now_us: int, seq: int, shards: int) -> TaskRows:
+def staged_rows(
+    encoded: EncodedTask, task_id: bytes, now_us: int, seq: int, shards: int
+) -> TaskRows:
     """The rows of a staged task.
 
     Args:
-        item: the task, from ``encoded``.
+        encoded: the task, from ``encoded``.
         task_id: its id, drawn in the item's slot.
         now_us: the time of its enqueue, in microseconds.
         seq: its place in the order of ready tasks.
         shards: the store's number of shards.
     """
-    kind = FIRST_DELAYED if item.due_ms else FIRST_READY
-    times = pack_task_times(now_us, seq, item.due_ms, item.expires_ms)
-    record = item.shared.head(item.flags, item.priority, kind) + times + item.tail
+    kind = FIRST_DELAYED if encoded.due_ms else FIRST_READY
+    times = pack_task_times(now_us, seq, encoded.due_ms, encoded.expires_ms)
+    record = encoded.shared.head(encoded.flags, encoded.priority, kind) + times + encoded.tail
     return rows_of(
         task_id,
         record + xxh3_64_digest(record),
         shards,
-        item.queue,
-        item.tenant,
-        item.priority,
+        encoded.queue,
+        encoded.tenant,
+        encoded.priority,
         seq,
-        item.due_ms,
-        item.expires_ms,
-        item.ghost,
-        item.ghost_expires_ms,
-        item.routing,
+        encoded.due_ms,
+        encoded.expires_ms,
+        encoded.ghost,
+        encoded.ghost_expires_ms,
+        encoded.routing,
     )
 
 
@@ -266,8 +268,8 @@ class Stage:
             plain = plain_values(base, given, bytes_max, bytes_max)
             if plain is not None:
                 return self._place_plain(base, plain[0], now_us)
-        items = [self._item(task, base, now_us) for task in given]
-        return [self._place(item) for item in items]
+        encoded_tasks = [self._item(task, base, now_us) for task in given]
+        return [self._place(encoded) for encoded in encoded_tasks]
 
     def _check(self) -> None:
         if self._is_over:
@@ -291,9 +293,9 @@ class Stage:
             defaults = self._defaults[queue or "", tenant] = TaskTemplate(*names_of(queue, tenant))
         return encoded(self._encoding, defaults, task, now_us)
 
-    def _id(self, item: EncodedTask, now_ms: int) -> bytes:
-        if item.slot is not None:
-            return self._ids.new(now_ms, item.slot)
+    def _id(self, encoded: EncodedTask, now_ms: int) -> bytes:
+        if encoded.slot is not None:
+            return self._ids.new(now_ms, encoded.slot)
         return self._unkeyed(now_ms, 1)[0]
 
     def _unkeyed(self, now_ms: int, count: int) -> list[TaskId]:
@@ -314,7 +316,7 @@ class Stage:
     ) -> list[TaskId | None]:
         """``_place`` for tasks without options, in one tight loop; see ``fast_path``."""
         plain, heads = shared.plain, shared.plain_heads
-        prefix = ready_prefix(bucket_prefix(shared.queue, shared.tenant), 5)
+        prefix = ready_prefix(shard_queue_prefix(shared.queue, shared.tenant), 5)
         placed: list[TaskId | None] = []
         while len(placed) < len(values):
             ids = self._unkeyed(now_us // 1000, len(values) - len(placed))
@@ -335,11 +337,11 @@ class Stage:
             placed += ids
         return placed
 
-    def _place(self, item: EncodedTask) -> TaskId | None:
+    def _place(self, encoded: EncodedTask) -> TaskId | None:
         now_us = self._clock.wall_us()
         seq = self._seq = now_us if now_us > self._seq else self._seq + 1
-        task_id = self._id(item, now_us // 1000)
-        rows = staged_rows(item, task_id, now_us, seq, self._info.shards)
+        task_id = self._id(encoded, now_us // 1000)
+        rows = staged_rows(encoded, task_id, now_us, seq, self._info.shards)
         shard = self._shards[rows.shard]
         if rows.ghost != NO_GHOST and shard.holds(rows.ghost):
             if self._conflict != "skip":
@@ -377,7 +379,7 @@ class Stage:
             self._clock.wall_us(),
             max(part.seq_max for part in parts),
             tuple(mark for part in parts for mark in part.files),
-            merge_buckets(parts),
+            merge_shard_queues(parts),
             self._snapshot,
             secret=self._fingerprint,
         )

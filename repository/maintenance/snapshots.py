@@ -32,7 +32,7 @@ class SnapshotScheduler:
     """Takes the snapshots of one engine, and removes lapsed ones once a minute.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         opened: its store; without a folder (in memory) nothing is taken and nothing removed.
         copy_shards: links every shard into a folder, as a checkpoint does.
         journal_positions: for each lifecycle journal the first sequence number that may hold
@@ -41,13 +41,13 @@ class SnapshotScheduler:
 
     def __init__(
         self,
-        core: EngineState,
+        state: EngineState,
         opened: OpenStore,
         *,
         copy_shards: Callable[[str], Awaitable[list[ShardMark]]],
         journal_positions: Callable[[], Mapping[str, int]],
     ) -> None:
-        self._core = core
+        self._state = state
         self._opened = opened
         self._copy_shards = copy_shards
         self._journal_positions = journal_positions
@@ -67,13 +67,13 @@ class SnapshotScheduler:
 
     async def take(self, keep_s: float) -> Snapshot:
         """See ``Engine.snapshot``."""
-        core, root = self._core, self.root
-        spawner = core.spawner
-        self._check_all(len(core.hosted))
-        for shard in core.shards:
-            await core.commit_barrier(shard, is_local=True)
+        state, root = self._state, self.root
+        spawner = state.spawner
+        self._check_all(len(state.hosted))
+        for shard in state.shards:
+            await state.commit_barrier(shard, is_local=True)
         journals = self._journal_positions()
-        now_ms = core.clock.wall_us() // 1000
+        now_ms = state.clock.wall_us() // 1000
         begin = partial(begin_snapshot, root, now_ms)
         work = await run_to_completion(spawner, begin, abandon_snapshot)
         try:
@@ -96,11 +96,11 @@ class SnapshotScheduler:
             raise
 
     def _check_all(self, count: int) -> None:
-        core = self._core
-        if count < len(core.shards):
+        state = self._state
+        if count < len(state.shards):
             raise UsageError(
-                f"this process has the shards {[shard.index for shard in core.hosted]} of "
-                f"{len(core.shards)}, and a snapshot has all: take it where all are open, or a "
+                f"this process has the shards {[shard.index for shard in state.hosted]} of "
+                f"{len(state.shards)}, and a snapshot has all: take it where all are open, or a "
                 "checkpoint here"
             )
 
@@ -117,29 +117,31 @@ class SnapshotScheduler:
         self._look()
 
     def _look(self) -> None:
-        core = self._core
-        if core.is_closed:
+        state = self._state
+        if state.is_closed:
             return
         if os.path.isdir(snapshots_path(self.root)):
-            self._task = core.spawner.spawn(self._prune, "lodeq-snapshots")
+            self._task = state.spawner.spawn(self._prune, "lodeq-snapshots")
         else:
             self._again()
 
     async def _prune(self) -> None:
-        core = self._core
-        now_ms = core.clock.wall_us() // 1000
+        state = self._state
+        now_ms = state.clock.wall_us() // 1000
         prune = partial(prune_snapshots, self.root, now_ms, abandoned=tuple(self._abandoned))
         try:
-            await core.spawner.run_in_thread(prune)
+            await state.spawner.run_in_thread(prune)
             self._abandoned = []
         except StorageError:
             pass  # the next look may succeed
         self._again()
 
     def _again(self) -> None:
-        core = self._core
-        if not core.is_closed:
-            self._timer = core.clock.call_at(core.spawner, core.clock.mono() + LOOK_S, self._look)
+        state = self._state
+        if not state.is_closed:
+            self._timer = state.clock.call_at(
+                state.spawner, state.clock.mono() + LOOK_S, self._look
+            )
 
     async def stop(self) -> None:
         """Stop looking; waits for a look under way."""

@@ -86,7 +86,6 @@ class TaskTemplate:
         "faces",
         "frame_bytes",
         "heads",
-        "lane",
         "max_attempts",
         "names",
         "option_packs",
@@ -97,6 +96,7 @@ class TaskTemplate:
         "retention_s",
         "routing",
         "tenant",
+        "tenant_queue",
     )
 
     def __init__(
@@ -114,7 +114,9 @@ class TaskTemplate:
         self.queue = queue
         self.faces = faces
         self.tenant = tenant
-        self.lane: Any = None  # the ``TenantQueue`` of the last plain enqueue, a layer above
+        self.tenant_queue: Any = (
+            None  # the ``TenantQueue`` of the last plain enqueue, a layer above
+        )
         self.names = queue + tenant
         self.routing = b"%b\0%b\0" % (queue, tenant)  # in front of a dedup key
         self.codec = codec
@@ -329,12 +331,12 @@ def is_plain(task: NewTask) -> bool:
     )
 
 
-def simple_item(core: Encoding, shared: TaskTemplate, payload: Any) -> EncodedTask:
+def simple_item(state: Encoding, shared: TaskTemplate, payload: Any) -> EncodedTask:
     """A task with no options: the hot path."""
-    if core.compressor.code:
-        return encoded_task(core, shared, NewTask(payload), core.clock.wall_us())
-    kind, data = encode_value(payload, shared.codec, core.limits.payload_bytes_max, "payload")
-    if len(data) >= core.body_bytes_min or len(data) > WHOLE_BYTES_MAX:
+    if state.compressor.code:
+        return encoded_task(state, shared, NewTask(payload), state.clock.wall_us())
+    kind, data = encode_value(payload, shared.codec, state.limits.payload_bytes_max, "payload")
+    if len(data) >= state.body_bytes_min or len(data) > WHOLE_BYTES_MAX:
         return _simple_large(shared, kind, data)
     return EncodedTask(shared, kind, 5, shared.middle(len(data)) + data)
 
@@ -342,14 +344,14 @@ def simple_item(core: Encoding, shared: TaskTemplate, payload: Any) -> EncodedTa
 def _simple_large(shared: TaskTemplate, kind: int, data: bytes) -> EncodedTask:
     """A task with no options whose payload goes to a body file."""
     size = len(data)
-    item = EncodedTask(shared, kind, PRIORITY_DEFAULT, shared.middle(size))
+    encoded = EncodedTask(shared, kind, PRIORITY_DEFAULT, shared.middle(size))
     slim = pack_task_middle(shared.policy, NO_GHOST, 0, 0, RECORD_ID_BYTES, size, 0)
-    item.set_body(data, slim + shared.names, size)
-    return item
+    encoded.set_body(data, slim + shared.names, size)
+    return encoded
 
 
 def item_among(
-    core: Encoding, shared: TaskTemplate, task: NewTask, now_us: int, large: dict[int, EncodedTask]
+    state: Encoding, shared: TaskTemplate, task: NewTask, now_us: int, large: dict[int, EncodedTask]
 ) -> EncodedTask:
     """One of the tasks of a call, which keeps their payloads alive; ``large`` begins empty.
 
@@ -363,14 +365,14 @@ def item_among(
     """
     like = large.get(id(task.payload)) if large else None
     if like is not None and like.shared.codec is shared.codec:
-        return encoded_task(core, shared, task, now_us, like)
+        return encoded_task(state, shared, task, now_us, like)
     if is_plain(task):
-        item = simple_item(core, shared, task.payload)
+        encoded = simple_item(state, shared, task.payload)
     else:
-        item = encoded_task(core, shared, task, now_us)
-    if item.body is not None:
-        large[id(task.payload)] = item
-    return item
+        encoded = encoded_task(state, shared, task, now_us)
+    if encoded.body is not None:
+        large[id(task.payload)] = encoded
+    return encoded
 
 
 def plain_values(
@@ -403,7 +405,7 @@ def plain_values(
 
 
 def encoded_task(
-    core: Encoding,
+    state: Encoding,
     shared: TaskTemplate,
     task: NewTask,
     now_us: int,
@@ -421,7 +423,7 @@ def encoded_task(
     """
     if task.after:
         raise UsageError(NO_AFTER)
-    limits = core.limits
+    limits = state.limits
     priority = check_priority(task.priority)
     is_like = like is not None and like.body is not None
     if like is not None and like.body is not None:
@@ -430,11 +432,11 @@ def encoded_task(
     else:
         kind, data = encode_value(task.payload, shared.codec, limits.payload_bytes_max, "payload")
         raw_bytes = len(data)
-        code, stored = core.compressor.pack(data) if raw_bytes <= WHOLE_BYTES_MAX else (0, data)
+        code, stored = state.compressor.pack(data) if raw_bytes <= WHOLE_BYTES_MAX else (0, data)
     headers = encode_headers(task.headers, limits.headers_bytes_max)
     face = b""
-    if shared.faces and core.keeps_faces(shared.queue):
-        face = packed_face(task.function, task.preview, task.labels, core.redaction)
+    if shared.faces and state.keeps_faces(shared.queue):
+        face = packed_face(task.function, task.preview, task.labels, state.redaction)
     due_ms = _due_ms(task, now_us)
     policy = shared.policy_of(task)
     if task.on_conflict not in CONFLICTS:
@@ -447,7 +449,7 @@ def encoded_task(
         key = shard_key_bytes(task.dedup_key, "dedup_key")
         routing, form = shared.routing + key, KEYED_FORM
         slot = slot_of(routing)
-        ghost = core.ghost_of(slot, routing)
+        ghost = state.ghost_of(slot, routing)
         if task.dedup_window is not None:
             window_s = duration_s(task.dedup_window, "dedup_window")
             ghost_expires_ms = now_us // 1000 + max(1, round(window_s * 1000))
@@ -458,9 +460,9 @@ def encoded_task(
     middle = pack_task_middle(
         policy, ghost, ghost_expires_ms, len(headers), len(stored), raw_bytes, form, len(face)
     )
-    has_body = is_like or len(stored) >= core.body_bytes_min or raw_bytes > WHOLE_BYTES_MAX
+    has_body = is_like or len(stored) >= state.body_bytes_min or raw_bytes > WHOLE_BYTES_MAX
     parts = (middle, shared.names, headers, face, b"" if has_body else stored)
-    item = EncodedTask(shared, kind | code << 2, priority, b"".join(parts))
+    encoded = EncodedTask(shared, kind | code << 2, priority, b"".join(parts))
     if has_body:
         slim = pack_task_middle(
             policy,
@@ -472,15 +474,15 @@ def encoded_task(
             form,
             len(face),
         )
-        item.set_body(stored, slim + shared.names + headers + face, raw_bytes)
-    item.due_ms = due_ms
+        encoded.set_body(stored, slim + shared.names + headers + face, raw_bytes)
+    encoded.due_ms = due_ms
     if task.ttl is not None:
         ttl_ms = max(1, round(duration_s(task.ttl, "ttl") * 1000))
-        item.expires_ms = max(now_us // 1000, due_ms) + ttl_ms
-    item.slot, item.ghost, item.ghost_expires_ms = slot, ghost, ghost_expires_ms
-    item.routing = routing
-    item.on_conflict = task.on_conflict
-    return item
+        encoded.expires_ms = max(now_us // 1000, due_ms) + ttl_ms
+    encoded.slot, encoded.ghost, encoded.ghost_expires_ms = slot, ghost, ghost_expires_ms
+    encoded.routing = routing
+    encoded.on_conflict = task.on_conflict
+    return encoded
 
 
 def _due_ms(task: NewTask, now_us: int) -> int:

@@ -201,7 +201,7 @@ class Bodies:
         sample = [other for other in rows if other.file == row.file and other.size]
         return self.files.problem(row.file, [row, *sample])
 
-    def write_all(self, ids: IdSource, items: Iterable[EncodedTask]) -> None:
+    def write_all(self, ids: IdSource, encoded_tasks: Iterable[EncodedTask]) -> None:
         """Write the payloads of tasks about to be queued. One that they share, once.
 
         Raises:
@@ -209,21 +209,21 @@ class Bodies:
         """
         sharers: dict[int, list[EncodedTask]] = {}  # by which object the payload is
         records: list[tuple[bytes, bytes]] = []
-        for item in items:
-            if item.body is None or item.body_row is not None:
+        for encoded in encoded_tasks:
+            if encoded.body is None or encoded.body_row is not None:
                 continue
-            if id(item.body) in sharers:
-                sharers[id(item.body)].append(item)
+            if id(encoded.body) in sharers:
+                sharers[id(encoded.body)].append(encoded)
             else:
-                sharers[id(item.body)] = [item]
-                records.append((ids.token(), item.body))
+                sharers[id(encoded.body)] = [encoded]
+                records.append((ids.token(), encoded.body))
         if not records:
             return
         places = self.files.append_all(records)
         for at, (record_id, _), same in zip(places, records, sharers.values(), strict=True):
             row = BodyRow(at.size, at.file, at.offset, record_id)
-            for item in same:
-                item.body_row = row
+            for encoded in same:
+                encoded.body_row = row
 
     def drop(self, overlay: Overlay, group: Group, task_id: bytes) -> None:
         """``-b -o``: the task is over. Its payload, if nobody shares it, is dead."""

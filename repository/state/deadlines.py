@@ -150,11 +150,11 @@ class Deadlines:
 
     # -- delayed tasks -----------------------------------------------------------------
 
-    def note_due(self, bucket: ShardQueue, due_ms: int) -> None:
-        """A delayed row earlier than the bucket's next was queued."""
-        bucket.next_due_ms = due_ms
+    def note_due(self, shard_queue: ShardQueue, due_ms: int) -> None:
+        """A delayed row earlier than the shard queue's next was queued."""
+        shard_queue.next_due_ms = due_ms
         self._n += 1
-        heappush(self._due, (due_ms, self._n, bucket))
+        heappush(self._due, (due_ms, self._n, shard_queue))
         if len(self._due) > self._due_max:
             self._compact_due()
         if due_ms < self.next_wall_ms:
@@ -162,29 +162,29 @@ class Deadlines:
             self.wake_reaper()
 
     def _compact_due(self) -> None:
-        """One entry a bucket: each promotion files what is next, also where it stands already."""
+        """One entry for each: a promotion files what is next, also where it stands already."""
         found: dict[int, tuple[int, int, ShardQueue]] = {}
         for entry in self._due:
-            due_ms, _, bucket = entry
-            if due_ms != bucket.next_due_ms:
+            due_ms, _, shard_queue = entry
+            if due_ms != shard_queue.next_due_ms:
                 continue
-            if bucket.delayed:
-                found[id(bucket)] = entry
+            if shard_queue.delayed:
+                found[id(shard_queue)] = entry
             else:  # its last delayed task was cancelled
-                bucket.next_due_ms = NEVER_MS
+                shard_queue.next_due_ms = NEVER_MS
         self._due = list(found.values())
         heapify(self._due)
         self._due_max = max(STALE_MAX, 2 * len(self._due))
 
-    def due_bucket(self, now_ms: int) -> ShardQueue | None:
-        """A bucket with a delayed row that is due; the caller sets its next due time anew."""
+    def due_shard_queue(self, now_ms: int) -> ShardQueue | None:
+        """A shard queue with a delayed row that is due; the caller sets its next due time anew."""
         heap = self._due
         while heap and heap[0][0] <= now_ms:
-            due_ms, _, bucket = heappop(heap)
-            if due_ms == bucket.next_due_ms:
-                if bucket.delayed:
-                    return bucket
-                bucket.next_due_ms = NEVER_MS
+            due_ms, _, shard_queue = heappop(heap)
+            if due_ms == shard_queue.next_due_ms:
+                if shard_queue.delayed:
+                    return shard_queue
+                shard_queue.next_due_ms = NEVER_MS
         return None
 
     # -- the expiry range --------------------------------------------------------------
@@ -202,9 +202,9 @@ class Deadlines:
         """(next lease deadline, next wall millisecond): what the reaper sleeps towards."""
         heap = self._due
         while heap and (heap[0][0] != heap[0][2].next_due_ms or not heap[0][2].delayed):
-            due_ms, _, bucket = heappop(heap)
-            if due_ms == bucket.next_due_ms:  # its last delayed task was cancelled
-                bucket.next_due_ms = NEVER_MS
+            due_ms, _, shard_queue = heappop(heap)
+            if due_ms == shard_queue.next_due_ms:  # its last delayed task was cancelled
+                shard_queue.next_due_ms = NEVER_MS
         earliest = min((s.next_expiry_ms for s in self._shards), default=NEVER_MS)
         self.next_mono = self.first_lease()
         self.next_wall_ms = min(heap[0][0] if heap else NEVER_MS, earliest)

@@ -71,7 +71,7 @@ AHEAD_CACHES_MAX: Final = 4096
 KEPT_ROWS: Final = 4  # keep their records when those of a cache are dropped
 ANOMALIES_MAX: Final = 100
 SECOND_MS: Final = 1000
-GOES: Final = b"c"  # kinds of expiry entries of results, behind one that names their bucket
+GOES: Final = b"c"  # kinds of expiry entries of results, behind one that names their shard queue
 LOSES_VALUE: Final = b"v"
 READ: Final = b"h"
 NEAR_MS: Final = 60_000  # tasks delayed by more are kept on disk only, until it is their turn
@@ -101,7 +101,7 @@ class JoinCounts(Protocol):
     """Counts ends of members in joins: ``Joins``, which works on an ``EngineState``."""
 
     has_more: bool  # ends came after ``slices`` had looked, or there were too many for one pass
-    # Asked for each waiting task that is to be let go or cancelled, with its bucket and key:
+    # Asked for each waiting task that is to be let go or cancelled, with its shard queue and key:
     # whether it has ended the task instead.
     takers: list[Callable[[Group, ShardQueue, bytes], bool]]
 
@@ -205,7 +205,7 @@ class EngineState:
         # always the list of all; else the others are stubs, see ``coalescer/hosting.py``.
         self.hosted: list[Shard] = self.shards
         self.first_index = 0  # of the shard that has pauses, settings and functions; see ``first``
-        self.topics: dict[bytes, QueueState] = {}
+        self.queue_states: dict[bytes, QueueState] = {}
         self.history = HistoryBounds(limits.history_s, limits.history_rows, limits.history_bytes)
         self.rules: dict[bytes, QueueRules] = {}  # of queues with settings, tasks or not
         self.rules_set = 0  # how often they have changed
@@ -241,7 +241,7 @@ class EngineState:
         self.queue_limits = QueueLimits(
             spawner,
             clock,
-            self.topics,
+            self.queue_states,
             self.leases,
             self.claim_sets,
             self.waiters,
@@ -259,7 +259,7 @@ class EngineState:
 
     def _share(self) -> Share:
         """The shards that are led here: so much of the limits of queues holds here."""
-        led = [one.index for one in self.shards if not one.co.is_following]
+        led = [one.index for one in self.shards if not one.coalescer.is_following]
         return Share(led, len(self.shards))
 
     def set_body_bytes_min(self, least: int) -> None:
@@ -289,7 +289,7 @@ class EngineState:
 
     def check_healthy(self) -> None:
         """Before a wait: nobody would be served with every shard poisoned."""
-        if all(shard.co.status > STALLED for shard in self.shards):
+        if all(shard.coalescer.status > STALLED for shard in self.shards):
             raise self.refusal()
 
     def check_led(self, shards: Collection[int], *, to_write: bool = False) -> None:
@@ -306,9 +306,9 @@ class EngineState:
         for index in shards:
             if not 0 <= index < len(self.shards):
                 raise UsageError(f"there is no shard {index}: the store has {len(self.shards)}")
-            co = self.shards[index].co
-            if co.is_following or (to_write and not co.takes_writes):
-                raise co.refusal()
+            coalescer = self.shards[index].coalescer
+            if coalescer.is_following or (to_write and not coalescer.takes_writes):
+                raise coalescer.refusal()
 
     def check_inherited(self, lease: LeaseState) -> None:
         """Before somebody else than its holder ends a lease.
@@ -316,7 +316,7 @@ class EngineState:
         Raises:
             BusyError: it is of an earlier leader, which may still extend it.
         """
-        shard = lease.bucket.shard
+        shard = lease.shard_queue.shard
         left_s = shard.inherits_mono - self.clock.mono() if shard.inherits_mono else 0.0
         if left_s > 0 and lease.epoch < shard.first_epoch:
             raise BusyError(
@@ -328,14 +328,14 @@ class EngineState:
     def check_empty(self) -> None:
         """Before an empty-handed answer: a lie if no shard is healthy and surely led from here."""
         for shard in self.shards:
-            if shard.co.status <= STALLED and shard.co.has_session:
+            if shard.coalescer.status <= STALLED and shard.coalescer.has_session:
                 return
         raise self.refusal()
 
     @property
     def submission_bytes_max(self) -> int:
         """Bytes that one submission may have in any shard."""
-        return min(shard.co.submission_bytes_max for shard in self.shards)
+        return min(shard.coalescer.submission_bytes_max for shard in self.shards)
 
     @property
     def has_all(self) -> bool:
@@ -344,7 +344,7 @@ class EngineState:
 
     def is_any_tended(self) -> bool:
         """Whether some shard is surely led from here."""
-        return any(shard.co.is_tended for shard in self.shards)
+        return any(shard.coalescer.is_tended for shard in self.shards)
 
     def note_disk(self, *, is_low: bool) -> None:
         """Take what was seen of the disk's free space."""
@@ -373,26 +373,28 @@ class EngineState:
         seq = self.seq = now_us if now_us > self.seq else self.seq + 1
         return seq
 
-    # -- lanes -------------------------------------------------------------------------
+    # -- tenant queues -------------------------------------------------------------------------
 
-    def find_lane(self, queue: bytes, tenant: bytes) -> TenantQueue | None:
-        """The lane, if anything is or was there. Looking creates nothing."""
-        topic = self.topics.get(queue)
-        return topic.lanes.get(tenant) if topic is not None else None
+    def find_tenant_queue(self, queue: bytes, tenant: bytes) -> TenantQueue | None:
+        """The tenant queue, if anything is or was there. Looking creates nothing."""
+        queue_state = self.queue_states.get(queue)
+        return queue_state.tenant_queues.get(tenant) if queue_state is not None else None
 
-    def lane(self, queue: bytes, tenant: bytes) -> TenantQueue:
-        """The lane, made where needed: something is about to be put there."""
-        topic = self.topics.get(queue)
-        if topic is None:
-            topic = self.topics[queue] = QueueState(queue, self.history)
+    def tenant_queue(self, queue: bytes, tenant: bytes) -> TenantQueue:
+        """The tenant queue, made where needed: something is about to be put there."""
+        queue_state = self.queue_states.get(queue)
+        if queue_state is None:
+            queue_state = self.queue_states[queue] = QueueState(queue, self.history)
             if self.rules:
-                topic.rules = self.rules.get(queue, UNSET)
-                topic.history = self.history_of(topic.rules)
-                self.queue_limits.adopt(topic)
-        lane = topic.lanes.get(tenant)
-        if lane is None:
-            lane = topic.lanes[tenant] = TenantQueue(topic, tenant, len(self.shards))
-        return lane
+                queue_state.rules = self.rules.get(queue, UNSET)
+                queue_state.history = self.history_of(queue_state.rules)
+                self.queue_limits.adopt(queue_state)
+        tenant_queue = queue_state.tenant_queues.get(tenant)
+        if tenant_queue is None:
+            tenant_queue = queue_state.tenant_queues[tenant] = TenantQueue(
+                queue_state, tenant, len(self.shards)
+            )
+        return tenant_queue
 
     @property
     def first(self) -> Shard:
@@ -415,7 +417,7 @@ class EngineState:
         """Hash under which a dedup key is stored on the shard of ``slot``."""
         shard = self.shard_of_slot(slot)
         if not shard.secret:  # a replica's, which nobody has led yet
-            raise shard.co.refusal() if shard.co.status > STALLED else self.refusal()
+            raise shard.coalescer.refusal() if shard.coalescer.status > STALLED else self.refusal()
         return ghost_hash(shard.secret, routing)
 
     def healthy_slot(self, tasks: int = 1) -> int:
@@ -428,10 +430,10 @@ class EngineState:
             return self.ids.slot_within(home.first_slot, home.slots)
         for _ in range(64):
             slot = self.ids.slot()
-            if self.shard_of_slot(slot).co.status <= STALLED:
+            if self.shard_of_slot(slot).coalescer.status <= STALLED:
                 return slot
         for shard in self.shards:
-            if shard.co.status <= STALLED:
+            if shard.coalescer.status <= STALLED:
                 return first_slot_of(shard.index, len(self.shards))
         raise self.refusal()
 
@@ -445,36 +447,44 @@ class EngineState:
             return self.ids.new_within(now_ms, home.first_slot, home.slots)
         for _ in range(64):
             task_id = self.ids.new_unkeyed(now_ms)
-            if self.shard_of(task_id).co.status <= STALLED:
+            if self.shard_of(task_id).coalescer.status <= STALLED:
                 return task_id
         return self.ids.new(now_ms, self.healthy_slot())
 
     def refusal(self) -> LodeqError:
         """Why no shard serves: all are poisoned, or (replicated) not led, or not known to be."""
         for shard in self.shards:
-            if isinstance(shard.co, ReplicatedCoalescer):
-                if shard.co.status <= STALLED:  # by somebody else, as far as is known
-                    return shard.co.session_over()
-                if shard.co.is_given_up:
-                    return shard.co.not_leader()
-            if shard.co.is_following:
-                return shard.co.refusal()
+            if isinstance(shard.coalescer, ReplicatedCoalescer):
+                if shard.coalescer.status <= STALLED:  # by somebody else, as far as is known
+                    return shard.coalescer.session_over()
+                if shard.coalescer.is_given_up:
+                    return shard.coalescer.not_leader()
+            if shard.coalescer.is_following:
+                return shard.coalescer.refusal()
         return StoragePoisonedError(
             "every shard is poisoned: close the engine, look at the disk, reopen it"
         )
 
     def set_pause(self, queue: bytes, tenant: bytes | None, *, is_paused: bool) -> None:
         """Pause or resume in memory, the whole queue where ``tenant`` is None; the row is apart."""
-        lane = self.lane(queue, tenant if tenant is not None else b"")
+        tenant_queue = self.tenant_queue(queue, tenant if tenant is not None else b"")
         if tenant is None:
-            lane.topic.is_paused = is_paused
-            lane.topic.is_held = is_paused or lane.topic.is_limited
+            tenant_queue.queue_state.is_paused = is_paused
+            tenant_queue.queue_state.is_held = is_paused or tenant_queue.queue_state.is_limited
         else:
-            lane.is_paused = is_paused
-            (lane.topic.paused.add if is_paused else lane.topic.paused.discard)(tenant)
+            tenant_queue.is_paused = is_paused
+            (
+                tenant_queue.queue_state.paused.add
+                if is_paused
+                else tenant_queue.queue_state.paused.discard
+            )(tenant)
         self.claim_sets.reset()
         if not is_paused and self.claim_sets.waiting:  # there may be a hundred thousand tenants
-            for other in lane.topic.lanes.values() if tenant is None else (lane,):
+            for other in (
+                tenant_queue.queue_state.tenant_queues.values()
+                if tenant is None
+                else (tenant_queue,)
+            ):
                 if other.ready:
                     self.waiters.note(other)
 
@@ -497,10 +507,10 @@ class EngineState:
             self.rules[queue] = rules
         else:
             self.rules.pop(queue, None)
-        topic = self.topics.get(queue)
-        if topic is not None:
-            topic.rules = rules
-            topic.history = self.history_of(rules)
+        queue_state = self.queue_states.get(queue)
+        if queue_state is not None:
+            queue_state.rules = rules
+            queue_state.history = self.history_of(rules)
         self.rules_set += 1
         self.queue_limits.set(queue, rules, is_past_known=is_past_known, starts=starts)
         self.has_limits = bool(self.queue_limits.by_queue)
@@ -527,18 +537,18 @@ class EngineState:
     def put_ready(
         self,
         group: Group,
-        bucket: ShardQueue,
+        shard_queue: ShardQueue,
         index: int,
         key: bytes,
         task_id: bytes,
         row: IndexRow,
         record: bytes | None = None,
     ) -> None:
-        """A task is ready: row, counter, window, turn, waiters. ``index`` is 9 - priority.
+        """A task is ready: row, counter, ready cache, turn, waiters. ``index`` is 9 - priority.
 
         Args:
             group: the open group of the task's shard; the rows go into it.
-            bucket: where it becomes ready.
+            shard queue: where it becomes ready.
             index: 9 - priority.
             key: the ready key.
             row: its value.
@@ -547,7 +557,7 @@ class EngineState:
         group.ops.append((key, encode_index_row(row)))
         self.note_ready(
             group,
-            bucket,
+            shard_queue,
             index,
             (key, key[-16:], row.attempts, row.flags, row.expires_ms, row.record_bytes, record),
         )
@@ -555,7 +565,7 @@ class EngineState:
     def note_ready(
         self,
         group: Group,
-        bucket: ShardQueue,
+        shard_queue: ShardQueue,
         index: int,
         window_row: tuple[bytes, bytes, int, int, int, int, bytes | None],
     ) -> None:
@@ -563,54 +573,54 @@ class EngineState:
 
         Args:
             group: the open group of the task's shard; the rows go into it.
-            bucket: where it becomes ready.
+            shard queue: where it becomes ready.
             index: 9 - priority.
             window_row: as ``ReadyCache`` holds it.
         """
-        bucket.ready += 1
-        group.dirty[bucket] = None
+        shard_queue.ready += 1
+        group.dirty[shard_queue] = None
         record = window_row[6]
         if record is not None and self.held_bytes >= self.held_bytes_max:
             window_row, record = (*window_row[:6], None), None
-        window = bucket.windows[index]
+        ready_cache = shard_queue.ready_caches[index]
         if (
-            window is not None
+            ready_cache is not None
             and record is not None
-            and len(window.rows) >= window.cap
-            and window.is_complete
+            and len(ready_cache.rows) >= ready_cache.cap
+            and ready_cache.is_complete
             and self.held_bytes < self.held_bytes_max // 4 * 3
         ):
-            window.grow()
+            ready_cache.grow()
         # The tail of a list that is all in memory: nearly every enqueue.
         if (
-            window is not None
-            and window.is_complete
-            and len(window.rows) < (window.cap if record is not None else WINDOW_ROWS)
-            and (not window.rows or window_row[0] > window.rows[-1][0])
+            ready_cache is not None
+            and ready_cache.is_complete
+            and len(ready_cache.rows) < (ready_cache.cap if record is not None else WINDOW_ROWS)
+            and (not ready_cache.rows or window_row[0] > ready_cache.rows[-1][0])
         ):
-            window.rows.append(window_row)
-            bucket.occupied |= 1 << index
+            ready_cache.rows.append(window_row)
+            shard_queue.occupied |= 1 << index
             if record is not None:
                 self.held_bytes += window_row[5]
         else:
-            if bucket.put(index, window_row) and record is not None:
+            if shard_queue.put(index, window_row) and record is not None:
                 self.held_bytes += window_row[5]
-            window = bucket.windows[index]
-            if window is not None and window.lost_bytes:
-                self.held_bytes -= window.lost_bytes
-                window.lost_bytes = 0
-        lane = bucket.lane
-        topic = lane.topic
-        if lane.tenant not in topic.turns:
-            topic.turns[lane.tenant] = None
+            ready_cache = shard_queue.ready_caches[index]
+            if ready_cache is not None and ready_cache.lost_bytes:
+                self.held_bytes -= ready_cache.lost_bytes
+                ready_cache.lost_bytes = 0
+        tenant_queue = shard_queue.tenant_queue
+        queue_state = tenant_queue.queue_state
+        if tenant_queue.tenant not in queue_state.turns:
+            queue_state.turns[tenant_queue.tenant] = None
         if self.claim_sets.is_noted:
-            self.waiters.note(lane, window_row[0])
+            self.waiters.note(tenant_queue, window_row[0])
 
     def ahead_bytes(self, cache: ReadyCache) -> int:
         """How many bytes of records may be read ahead for ``cache``, which a claim works on.
 
         Where too much is held, caches that nobody has read ahead for of late give up all records
-        but the next few: of ten thousand lanes that are claimed in turn each keeps some.
+        but the next few: of ten thousand tenant queues that are claimed in turn each keeps some.
         """
         ahead = self.ahead
         ahead[cache] = None
@@ -624,21 +634,21 @@ class EngineState:
             free += freed
         return max(0, min(free, AHEAD_BYTES_MAX))
 
-    def drop_ready(self, group: Group, bucket: ShardQueue, key: bytes) -> None:
+    def drop_ready(self, group: Group, shard_queue: ShardQueue, key: bytes) -> None:
         """A ready row goes away by other means than a claim."""
         group.ops.append((key, None))
-        group.dirty[bucket] = None
-        bucket.ready -= 1
-        row = bucket.discard(key)
+        group.dirty[shard_queue] = None
+        shard_queue.ready -= 1
+        row = shard_queue.discard(key)
         if row is not None and row[6] is not None:
             self.held_bytes -= row[5]
-        if not bucket.ready and self.claim_sets.sets:
-            self.claim_sets.emptied(bucket.lane, None)
+        if not shard_queue.ready and self.claim_sets.sets:
+            self.claim_sets.emptied(shard_queue.tenant_queue, None)
 
     def put_delayed(
         self,
         group: Group,
-        bucket: ShardQueue,
+        shard_queue: ShardQueue,
         key: bytes,
         due_ms: int,
         row: bytes,
@@ -654,14 +664,14 @@ class EngineState:
             held: as ``DelayedCache`` holds it; None: it is read again when it is due.
         """
         group.ops.append((key, row))
-        group.dirty[bucket] = None
-        cache = bucket.delayed_rows
+        group.dirty[shard_queue] = None
+        cache = shard_queue.delayed_rows
         if cache is None:
-            cache = bucket.delayed_rows = DelayedCache(bucket.prefix + DELAYED)
-        if not bucket.delayed:  # all that is delayed is what comes now
-            cache.cut(bucket.prefix + DELAYED)
+            cache = shard_queue.delayed_rows = DelayedCache(shard_queue.prefix + DELAYED)
+        if not shard_queue.delayed:  # all that is delayed is what comes now
+            cache.cut(shard_queue.prefix + DELAYED)
             cache.edge = None
-        bucket.delayed += 1
+        shard_queue.delayed += 1
         # ``seq`` was drawn just now: it is the time, in microseconds.
         if (
             held is None
@@ -670,46 +680,46 @@ class EngineState:
         ):
             cache.cut(key)
             if due_ms >= HELD_MS:
-                bucket.waiting += 1
+                shard_queue.waiting += 1
         elif cache.put(held):
             self.held_bytes += held_bytes_of(held)
         if cache.lost_bytes:
             self.held_bytes -= cache.lost_bytes
             cache.lost_bytes = 0
-        if key < bucket.delayed_head:
-            bucket.delayed_head = key
-        if due_ms < bucket.next_due_ms:
-            self.deadlines.note_due(bucket, due_ms)
+        if key < shard_queue.delayed_head:
+            shard_queue.delayed_head = key
+        if due_ms < shard_queue.next_due_ms:
+            self.deadlines.note_due(shard_queue, due_ms)
 
-    def drop_delayed(self, group: Group, bucket: ShardQueue, key: bytes) -> None:
+    def drop_delayed(self, group: Group, shard_queue: ShardQueue, key: bytes) -> None:
         """A delayed row goes away by other means than its turn."""
         group.ops.append((key, None))
-        group.dirty[bucket] = None
-        bucket.delayed -= 1
-        if bucket.waiting and int.from_bytes(key[-32:-24], "big") >= HELD_MS:
-            bucket.waiting -= 1
-        if bucket.delayed_rows is not None:
-            row = bucket.delayed_rows.discard(key)
+        group.dirty[shard_queue] = None
+        shard_queue.delayed -= 1
+        if shard_queue.waiting and int.from_bytes(key[-32:-24], "big") >= HELD_MS:
+            shard_queue.waiting -= 1
+        if shard_queue.delayed_rows is not None:
+            row = shard_queue.delayed_rows.discard(key)
             if row is not None:
                 self.held_bytes -= held_bytes_of(row)
 
-    def cut_delayed(self, bucket: ShardQueue, key: bytes) -> None:
+    def cut_delayed(self, shard_queue: ShardQueue, key: bytes) -> None:
         """Delayed rows from ``key`` on have come to the disk by another way: hold none of them."""
-        cache = bucket.delayed_rows
+        cache = shard_queue.delayed_rows
         if cache is not None:
             cache.cut(key)
             self.held_bytes -= cache.lost_bytes
             cache.lost_bytes = 0
 
-    def let_go(self, bucket: ShardQueue) -> None:
-        """Count out what memory holds of the rows of ``bucket``: it is about to be dropped."""
-        self.cut_delayed(bucket, bucket.prefix + DELAYED)
-        for window in bucket.windows:
-            if window is not None:
-                self.ahead.pop(window, None)
-                self.held_bytes -= sum([row[5] for row in window.rows if row[6] is not None])
-                self.held_bytes -= window.lost_bytes
-                window.lost_bytes = 0
+    def let_go(self, shard_queue: ShardQueue) -> None:
+        """Count out what memory holds of the rows of ``shard_queue``: it is about to be dropped."""
+        self.cut_delayed(shard_queue, shard_queue.prefix + DELAYED)
+        for ready_cache in shard_queue.ready_caches:
+            if ready_cache is not None:
+                self.ahead.pop(ready_cache, None)
+                self.held_bytes -= sum([row[5] for row in ready_cache.rows if row[6] is not None])
+                self.held_bytes -= ready_cache.lost_bytes
+                ready_cache.lost_bytes = 0
 
     def file_expiry(self, shard: Shard, group: Group, at_ms: int, entry: bytes) -> None:
         """Look at ``entry`` once ``at_ms`` has passed: rounded up to a second, one row a group.
@@ -729,7 +739,7 @@ class EngineState:
         group.expiry[bucket_ms] = [entry]
 
     def final_rows(
-        self, shard: Shard, group: Group, at_ms: int, bucket: ShardQueue, kind: bytes
+        self, shard: Shard, group: Group, at_ms: int, shard_queue: ShardQueue, kind: bytes
     ) -> list[bytes]:
         """Where to add ended tasks whose results are due at ``at_ms``.
 
@@ -737,14 +747,14 @@ class EngineState:
             shard: of the tasks.
             group: the open group of the task's shard; the rows go into it.
             at_ms: when the results are due, wall milliseconds.
-            bucket: whose counter has the results.
+            shard queue: whose counter has the results.
             kind: of the entries: ``GOES`` (unread: the result is final), ``LOSES_VALUE``, ``READ``.
         """
         bucket_ms = -(-at_ms // SECOND_MS) * SECOND_MS
-        rows = group.final.get((bucket_ms, bucket, kind))
+        rows = group.final.get((bucket_ms, shard_queue, kind))
         if rows is None:
             self.note_expiry(shard, bucket_ms)
-            rows = group.final[bucket_ms, bucket, kind] = []
+            rows = group.final[bucket_ms, shard_queue, kind] = []
         return rows
 
     def refile(self, shard: Shard, group: Group, at_ms: int, entry: bytes) -> None:
@@ -758,7 +768,7 @@ class EngineState:
             self.file_expiry(shard, group, at_ms, entry)
 
     def note_expiry(self, shard: Shard, bucket_ms: int) -> None:
-        """There is something to look at in that bucket, maybe behind a sweep."""
+        """There is something to look at in that shard queue, maybe behind a sweep."""
         # Nearly always what was noted last, since when the head has not moved.
         if bucket_ms != shard.noted_ms or shard.expiry_head is not shard.noted_head:
             head = expiry_key(bucket_ms, 0)
@@ -781,30 +791,30 @@ class EngineState:
         if self.has_limits:
             self.queue_limits.recount()
         for shard in self.shards:
-            if shard.co.status >= FAILED:
+            if shard.coalescer.status >= FAILED:
                 self._forget_due(shard)
                 if shard.index not in self.logged_failures:
                     self.logged_failures.add(shard.index)
-                    engine_log.poisoned(shard.index, str(shard.co.status_error))
+                    engine_log.poisoned(shard.index, str(shard.coalescer.status_error))
         for task_id in list(self.result_waiters):
-            failure = self.shard_of(task_id).co.failure
+            failure = self.shard_of(task_id).coalescer.failure
             if failure is None:
                 continue
             for future in self.result_waiters.pop(task_id):
                 if not future.done():  # each an error of its own: tracebacks grow as it is raised
                     future.set_exception(StoragePoisonedError(f"{failure}: {REOPEN}"))
-        if all(shard.co.status > STALLED for shard in self.shards):
+        if all(shard.coalescer.status > STALLED for shard in self.shards):
             self.waiters.fail_all(self.refusal())
             self.fail_dead_waiters(self.refusal)
 
     def _forget_due(self, shard: Shard) -> None:
         """Nothing of ``shard`` will be done: it must not look due, or the reaper never rests."""
         shard.next_expiry_ms = NEVER_MS
-        for topic in self.topics.values():
-            for lane in topic.lanes.values():
-                bucket = lane.buckets[shard.index]
-                if bucket is not None:
-                    bucket.next_due_ms = NEVER_MS  # its entries in the heap are stale now
+        for queue_state in self.queue_states.values():
+            for tenant_queue in queue_state.tenant_queues.values():
+                shard_queue = tenant_queue.shard_queues[shard.index]
+                if shard_queue is not None:
+                    shard_queue.next_due_ms = NEVER_MS  # its entries in the heap are stale now
 
     def anomaly(self, text: str) -> None:
         """Something that repair or an operator should look at; ``health()`` reports it.
@@ -873,9 +883,9 @@ class EngineState:
         """Wait until everything queued on the shard is committed; see ``waits``."""
         return commit_barrier(shard, is_durable=is_durable, is_local=is_local)
 
-    def wake_dead(self, lane: TenantQueue) -> None:
-        """A dead letter may be claimed: who waits for one of the lane looks again, in turn."""
-        for future in self.dead_waiters.pop(lane.key, ()):
+    def wake_dead(self, tenant_queue: TenantQueue) -> None:
+        """A dead letter may be claimed: who waits for one there looks again, in turn."""
+        for future in self.dead_waiters.pop(tenant_queue.key, ()):
             if not future.done():
                 future.set_result(True)
 

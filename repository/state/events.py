@@ -32,7 +32,7 @@ END_KINDS: Final[dict[int | None, int]] = {
 def emit(
     group: Group,
     kind: int,
-    bucket: ShardQueue,
+    shard_queue: ShardQueue,
     task_id: bytes,
     priority: int,
     attempts: int,
@@ -51,7 +51,7 @@ def emit(
     events = group.events
     if events is not None:
         one = pack_one(kind, priority, attempts, 1, len(text), time_us, task_id)
-        events.append(one + bucket.lane.tag + text)
+        events.append(one + shard_queue.tenant_queue.tag + text)
 
 
 def emit_leases(
@@ -62,7 +62,7 @@ def emit_leases(
     Args:
         group: the open group of the task's shard; the rows go into it.
         kind: one of engine/records/events.py.
-        leases: neighbours with the same lane, priority and attempt share a record.
+        leases: neighbours with the same tenant queue, priority and attempt share a record.
         time_us: wall microseconds.
         reason: None: the text is each lease's worker.
     """
@@ -73,7 +73,7 @@ def emit_leases(
     head: tuple[int, int, bytes, bytes] | None = None
     for lease in leases:
         text = lease.worker if reason is None else reason
-        this = (lease.priority, lease.attempt, lease.bucket.lane.tag, text)
+        this = (lease.priority, lease.attempt, lease.shard_queue.tenant_queue.tag, text)
         if head is not None and this != head:
             events.append(pack_run(kind, head[0], head[1], time_us, head[2], head[3], ids))
             ids = []

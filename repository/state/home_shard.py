@@ -55,10 +55,10 @@ class HomeShard:
         """This turn's home. None: no shard takes writes."""
         home = self.shard
         if self.is_chosen and home is not None:
-            co = home.co
-            if co.status == SERVING and co.has_capacity:
+            coalescer = home.coalescer
+            if coalescer.status == SERVING and coalescer.has_capacity:
                 return home
-            if self._is_last_resort and co.status <= STALLED and self.stayed < self._quota:
+            if self._is_last_resort and coalescer.status <= STALLED and self.stayed < self._quota:
                 return home  # none is better: not looked for by every caller of the turn
         return self._choose()
 
@@ -77,9 +77,9 @@ class HomeShard:
         is_fit = False  # the home
         most = fewest = 0
         for shard in self._shards:
-            index, co = shard.index, shard.co
+            index, coalescer = shard.index, shard.coalescer
             claims, epochs[index] = shard.next_epoch - epochs[index], shard.next_epoch
-            if co.status != SERVING or not co.has_capacity:
+            if coalescer.status != SERVING or not coalescer.has_capacity:
                 continue
             if claims > most:
                 most, claimed = claims, shard
@@ -92,7 +92,7 @@ class HomeShard:
         self.is_chosen = True
         self._is_last_resort = False
         if home is not None and is_fit:
-            is_busy = self._has_claims or home.co.waiting > 0
+            is_busy = self._has_claims or home.coalescer.waiting > 0
             if claimed is not None and claimed is not home:
                 there, quota = taken[claimed.index], self._quota
                 if taken[home.index] - quota < there < min(fewest, taken[home.index]) + quota:
@@ -114,7 +114,11 @@ class HomeShard:
         """
         self._is_last_resort = True
         taken = self._taken
-        lines = [(s.co.status, taken[s.index], s.index) for s in self._shards if s.co.takes_writes]
+        lines = [
+            (s.coalescer.status, taken[s.index], s.index)
+            for s in self._shards
+            if s.coalescer.takes_writes
+        ]
         return self._shards[min(lines)[2]] if lines else None
 
     def _move(self, shard: Shard) -> None:

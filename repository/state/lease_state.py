@@ -23,9 +23,7 @@ class LeaseState:
 
     __slots__ = (
         "attempt",
-        "bucket",
         "codec",
-        "core",
         "dead_row",
         "deadline_mono",
         "epoch",
@@ -44,6 +42,8 @@ class LeaseState:
         "record",
         "record_bytes",
         "runs",
+        "shard_queue",
+        "state",
         "stored_s",
         "task_id",
         "times",
@@ -51,8 +51,8 @@ class LeaseState:
         "worker",
     )
 
-    core: Any  # its ``EngineState``, which imports this module
-    bucket: ShardQueue
+    state: Any  # its ``EngineState``, which imports this module
+    shard_queue: ShardQueue
     task_id: TaskId
     key: bytes  # the ready or dead key it was claimed from: where a release puts it back
     record: bytes | None  # None after a restart, and once it was handed out over HTTP

@@ -16,7 +16,7 @@ from typing import Final
 from ...engine.runtime.clock import Clock, TimerHandle
 from ...engine.runtime.event_loop import Future, Spawner
 from ...errors import LodeqError
-from .caches.claim_sets import ClaimSet, ClaimSets, LaneKey
+from .caches.claim_sets import ClaimSet, ClaimSets, TenantQueueKey
 from .lease_state import LeaseState
 from .queue_state import QueueState, Shard, TenantQueue
 
@@ -28,7 +28,7 @@ SERVED_MAX = 1024  # tasks, or waiters, in one turn; the others are served in th
 NOTED_MAX: Final = 2048  # tenants that are noted in one turn
 SERVED_BYTES_MAX: Final = 4 << 20  # of their records: as much as one claim may read
 NO_TENANTS: Final[frozenset[bytes]] = frozenset()
-NO_BOOSTS: Final[Mapping[LaneKey, float]] = {}
+NO_BOOSTS: Final[Mapping[TenantQueueKey, float]] = {}
 
 
 class ClaimRequest:
@@ -42,22 +42,22 @@ class ClaimRequest:
         "is_look",
         "is_plain",
         "keys",
-        "lane",
         "lease_ms",
         "lease_s",
         "limit",
         "skipped",
+        "tenant_queue",
         "worker",
     )
 
     def __init__(
         self,
-        keys: Sequence[LaneKey],
+        keys: Sequence[TenantQueueKey],
         *,
         limit: int,
         lease_s: float,
         worker: bytes,
-        boosts: Mapping[LaneKey, float] = NO_BOOSTS,
+        boosts: Mapping[TenantQueueKey, float] = NO_BOOSTS,
         is_exported: bool = False,
         skipped: frozenset[bytes] = NO_TENANTS,
         bytes_max: int = 0,
@@ -67,7 +67,7 @@ class ClaimRequest:
         self.keys = keys
         self.is_look = is_look  # it takes nothing: who asks is told that there is something
         self.claim_set = claim_set  # of ``keys``, where they are several and it is kept
-        self.lane: TenantQueue | None = None  # where ``take_one`` found the last task
+        self.tenant_queue: TenantQueue | None = None  # where ``take_one`` found the last task
         self.limit = limit
         self.lease_s = lease_s
         self.lease_ms = int(lease_s * 1000)
@@ -120,14 +120,17 @@ class LongPolls:
         # Raises where an empty answer might be a lie: ``EngineState.check_empty``.
         self.check_empty: Callable[[], None] = lambda: None
         # Who waits for one queue, or for several whose set is not kept.
-        self.by_lane: dict[LaneKey, OrderedDict[LongPoll, None]] = {}
+        self.by_tenant_queue: dict[TenantQueueKey, OrderedDict[LongPoll, None]] = {}
         self.by_number: dict[int, LongPoll] = {}  # who waits for a kept set; it has the numbers
         # Waiters for all tenants, a second time: by the tenants they skip.
-        self._by_skipped: dict[LaneKey, dict[frozenset[bytes], OrderedDict[LongPoll, None]]] = {}
+        self._by_skipped: dict[
+            TenantQueueKey, dict[frozenset[bytes], OrderedDict[LongPoll, None]]
+        ] = {}
         self.ready: dict[TenantQueue, None] = {}  # to be served before the next write
-        # Queues at their limit; and of every queue with one, lanes whose tasks somebody waits for.
+        # Queues at their limit; and of every queue with one, tenant queues whose tasks somebody
+        # waits for.
         self._held: dict[bytes, QueueState] = {}
-        self._held_lanes: dict[QueueState, OrderedDict[TenantQueue, None]] = {}
+        self._held_tenant_queues: dict[QueueState, OrderedDict[TenantQueue, None]] = {}
         self._n = 0
         # Waiters of one length time out in the order they came: a line for each, one timer
         # for all. A timer of the loop's own for every claim would cost more than the claim.
@@ -167,11 +170,11 @@ class LongPolls:
         return waiter
 
     def _add_by_key(self, waiter: LongPoll) -> None:
-        by_lane, request = self.by_lane, waiter.request
+        by_tenant_queue, request = self.by_tenant_queue, waiter.request
         for key in request.keys:
-            here = by_lane.get(key)
+            here = by_tenant_queue.get(key)
             if here is None:
-                here = by_lane[key] = OrderedDict()
+                here = by_tenant_queue[key] = OrderedDict()
             here[waiter] = None
             if key[1] is None:
                 groups = self._by_skipped.setdefault(key, {})
@@ -243,15 +246,15 @@ class LongPolls:
 
     def _remove_by_key(self, waiter: LongPoll) -> None:
         for key in waiter.request.keys:
-            here = self.by_lane.get(key)
+            here = self.by_tenant_queue.get(key)
             if here is not None:
                 here.pop(waiter, None)
                 if not here:
-                    del self.by_lane[key]
+                    del self.by_tenant_queue[key]
             if key[1] is None:
                 self._remove_skipping(key, waiter)
 
-    def _remove_skipping(self, key: LaneKey, waiter: LongPoll) -> None:
+    def _remove_skipping(self, key: TenantQueueKey, waiter: LongPoll) -> None:
         groups = self._by_skipped.get(key)
         group = groups.get(waiter.request.skipped) if groups is not None else None
         if groups is None or group is None:
@@ -262,27 +265,31 @@ class LongPolls:
             if not groups:
                 del self._by_skipped[key]
 
-    def note(self, lane: TenantQueue, key: bytes = b"") -> None:
-        """Tasks became ready in ``lane`` (or the lane was resumed); ``key``: of the first of them.
+    def note(self, tenant_queue: TenantQueue, key: bytes = b"") -> None:
+        """Tasks became ready in ``tenant_queue``, or it was resumed; ``key``: of the first of them.
 
         Nobody needs to call it while ``ClaimSets.is_noted`` is False.
         """
-        sets, own = self._sets, lane.key
+        sets, own = self._sets, tenant_queue.key
         watch = sets.watch.get(own)
         if watch is not None and key[-25:] < watch.bound:
             watch.notice(None)
         if sets.any_keys:
-            sets.ready_of_any(lane, key)
-        if not sets.waiting or lane in self.ready:
+            sets.ready_of_any(tenant_queue, key)
+        if not sets.waiting or tenant_queue in self.ready:
             return
-        by_lane = self.by_lane
-        if own in by_lane or lane.any_key in by_lane or (self.by_number and sets.is_awaited(lane)):
-            self.ready[lane] = None
+        by_tenant_queue = self.by_tenant_queue
+        if (
+            own in by_tenant_queue
+            or tenant_queue.any_key in by_tenant_queue
+            or (self.by_number and sets.is_awaited(tenant_queue))
+        ):
+            self.ready[tenant_queue] = None
             # A tick is usually scheduled already, by the group being filled: any shard's serves.
             for shard in self._shards:
-                if shard.co.is_tick_scheduled:
+                if shard.coalescer.is_tick_scheduled:
                     return
-            self._shards[0].co.poke()
+            self._shards[0].coalescer.poke()
 
     def serve(self) -> None:
         """Before a commit: hand what became ready to those who wait, first come, first served."""
@@ -290,16 +297,16 @@ class LongPolls:
             return
         ready, self.ready = self.ready, {}
         left, bytes_left = SERVED_MAX, SERVED_BYTES_MAX
-        lanes = list(ready)
-        for lane in lanes:
-            topic = lane.topic
+        tenant_queues = list(ready)
+        for tenant_queue in tenant_queues:
+            queue_state = tenant_queue.queue_state
             has_served = False
-            while lane.ready and not topic.is_limited:
-                waiter = self._first(lane)
+            while tenant_queue.ready and not queue_state.is_limited:
+                waiter = self._first(tenant_queue)
                 if waiter is None:
                     break
                 if left <= 0 or bytes_left <= 0:
-                    self.note(lane)
+                    self.note(tenant_queue)
                     break
                 if not self._serve_one(waiter):
                     break
@@ -307,78 +314,86 @@ class LongPolls:
                 leases = waiter.leases
                 left -= max(1, len(leases))
                 bytes_left -= sum([lease.record_bytes for lease in leases])
-            if topic.limit is not None and lane not in self.ready:
-                following = self._after_limited(lane, has_served=has_served)
+            if queue_state.limit is not None and tenant_queue not in self.ready:
+                following = self._after_limited(tenant_queue, has_served=has_served)
                 if following is not None:
-                    lanes.append(following)
+                    tenant_queues.append(following)
 
     # -- queues with a limit ---------------------------------------------------------------
 
-    def hold(self, topic: QueueState) -> None:
+    def hold(self, queue_state: QueueState) -> None:
         """A queue has come to its limit: nothing of it is served until ``open``."""
-        self._held[topic.queue] = topic
+        self._held[queue_state.queue] = queue_state
 
-    def open(self, topic: QueueState) -> None:
+    def open(self, queue_state: QueueState) -> None:
         """A queue is no more at its limit: serve who waits for it, at the end of the tick."""
-        self._held.pop(topic.queue, None)
-        lane = self._next_held(topic, may_search=True) if self._sets.waiting else None
-        if lane is not None:
-            self.note(lane)
+        self._held.pop(queue_state.queue, None)
+        tenant_queue = self._next_held(queue_state, may_search=True) if self._sets.waiting else None
+        if tenant_queue is not None:
+            self.note(tenant_queue)
 
-    def forget_limit(self, topic: QueueState) -> None:
+    def forget_limit(self, queue_state: QueueState) -> None:
         """A queue has no limit any more."""
-        for lane in self._held_lanes.pop(topic, {}):
-            if lane.ready:
-                self.note(lane)
-        self._held.pop(topic.queue, None)
+        for tenant_queue in self._held_tenant_queues.pop(queue_state, {}):
+            if tenant_queue.ready:
+                self.note(tenant_queue)
+        self._held.pop(queue_state.queue, None)
         if self._sets.waiting:
-            self._note_tenants(topic, list(topic.turns))
+            self._note_tenants(queue_state, list(queue_state.turns))
 
-    def _note_tenants(self, topic: QueueState, tenants: list[bytes]) -> None:
+    def _note_tenants(self, queue_state: QueueState, tenants: list[bytes]) -> None:
         """Note all tenants that have something ready; many of them in several turns of the loop."""
         for tenant in tenants[:NOTED_MAX]:
-            waiting = topic.lanes.get(tenant)
+            waiting = queue_state.tenant_queues.get(tenant)
             if waiting is not None and waiting.ready:
                 self.note(waiting)
         if len(tenants) > NOTED_MAX and self._sets.waiting:
-            self._spawner.call_soon(self._note_tenants, topic, tenants[NOTED_MAX:])
+            self._spawner.call_soon(self._note_tenants, queue_state, tenants[NOTED_MAX:])
 
     def _note_held(self, request: ClaimRequest) -> None:
-        """Who waits now found nothing maybe because of a limit: its lane is served when it opens.
+        """Who waits now found nothing maybe because of a limit: it is served when that opens.
 
         Who waits for all tenants is found by their turns.
         """
         for queue, tenant in request.keys:
-            topic = self._held.get(queue)
-            lane = None if topic is None or tenant is None else topic.lanes.get(tenant)
-            if topic is not None and lane is not None and lane.ready:
-                self._hold_lane(lane)
+            queue_state = self._held.get(queue)
+            tenant_queue = (
+                None
+                if queue_state is None or tenant is None
+                else queue_state.tenant_queues.get(tenant)
+            )
+            if queue_state is not None and tenant_queue is not None and tenant_queue.ready:
+                self._hold_tenant_queue(tenant_queue)
 
-    def _hold_lane(self, lane: TenantQueue) -> None:
-        lanes = self._held_lanes.get(lane.topic)
-        if lanes is None:
-            lanes = self._held_lanes[lane.topic] = OrderedDict()
-        lanes[lane] = None
+    def _hold_tenant_queue(self, tenant_queue: TenantQueue) -> None:
+        tenant_queues = self._held_tenant_queues.get(tenant_queue.queue_state)
+        if tenant_queues is None:
+            tenant_queues = self._held_tenant_queues[tenant_queue.queue_state] = OrderedDict()
+        tenant_queues[tenant_queue] = None
 
-    def _after_limited(self, lane: TenantQueue, *, has_served: bool) -> TenantQueue | None:
-        """The lane served after one of a queue with a limit: another one of it, or none."""
-        topic = lane.topic
-        if not topic.is_limited:
-            return self._next_held(topic, may_search=has_served)
-        if lane.ready and self._first(lane) is not None:
-            self._hold_lane(lane)
+    def _after_limited(self, tenant_queue: TenantQueue, *, has_served: bool) -> TenantQueue | None:
+        """The tenant queue served after one of a queue with a limit: another one of it, or none."""
+        queue_state = tenant_queue.queue_state
+        if not queue_state.is_limited:
+            return self._next_held(queue_state, may_search=has_served)
+        if tenant_queue.ready and self._first(tenant_queue) is not None:
+            self._hold_tenant_queue(tenant_queue)
         return None
 
-    def _next_held(self, topic: QueueState, *, may_search: bool) -> TenantQueue | None:
-        """The next lane of a queue that somebody waits for and that has tasks."""
-        lanes = self._held_lanes.get(topic)
-        while lanes:
-            lane = lanes.popitem(last=False)[0]
-            if lane.ready and not lane.is_dropped and self._first(lane) is not None:
-                return lane
-        if may_search and ((topic.queue, None) in self.by_lane or self.by_number):
-            for tenant in topic.turns:
-                found = topic.lanes.get(tenant)
+    def _next_held(self, queue_state: QueueState, *, may_search: bool) -> TenantQueue | None:
+        """The next tenant queue of a queue that somebody waits for and that has tasks."""
+        tenant_queues = self._held_tenant_queues.get(queue_state)
+        while tenant_queues:
+            tenant_queue = tenant_queues.popitem(last=False)[0]
+            if (
+                tenant_queue.ready
+                and not tenant_queue.is_dropped
+                and self._first(tenant_queue) is not None
+            ):
+                return tenant_queue
+        if may_search and ((queue_state.queue, None) in self.by_tenant_queue or self.by_number):
+            for tenant in queue_state.turns:
+                found = queue_state.tenant_queues.get(tenant)
                 if found is None or found.is_paused or not found.ready:
                     continue
                 if self._first(found) is not None:
@@ -394,26 +409,26 @@ class LongPolls:
                 waiter.future.set_exception(error)
             return True  # the next in line has had no wake yet
 
-    def _first(self, lane: TenantQueue) -> LongPoll | None:
-        own = self.by_lane.get(lane.key)
+    def _first(self, tenant_queue: TenantQueue) -> LongPoll | None:
+        own = self.by_tenant_queue.get(tenant_queue.key)
         first = next(iter(own)) if own else None
-        groups = self._by_skipped.get(lane.any_key)
+        groups = self._by_skipped.get(tenant_queue.any_key)
         if groups is not None:
-            tenant = lane.tenant
+            tenant = tenant_queue.tenant
             for skipped, group in groups.items():
                 if tenant not in skipped:
                     waiter = next(iter(group))
                     if first is None or waiter.number < first.number:
                         first = waiter
         if self.by_number:
-            number = self._sets.first_waiter(lane)
+            number = self._sets.first_waiter(tenant_queue)
             if number and (first is None or number < first.number):
                 first = self.by_number[number]
         return first
 
     def fail_all(self, error: BaseException) -> None:
         """At close, or when no shard takes writes: nobody is left waiting."""
-        everybody = {w: None for line in self.by_lane.values() for w in line}
+        everybody = {w: None for line in self.by_tenant_queue.values() for w in line}
         for waiter in [*everybody, *self.by_number.values()]:
             self.remove(waiter)
             if not waiter.future.done():

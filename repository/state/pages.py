@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 SLICE: Final = 256  # rows that are read in one go
-_RAISED = (DELAYED, DEAD)  # of the ready rows the windows know
+_RAISED = (DELAYED, DEAD)  # of the ready rows the caches know
 _FEW: Final = 128  # rows that are stepped over sooner than deleted ones are looked for
 _MANY: Final = 2048
 _SLICE: Final = 512
@@ -60,7 +60,7 @@ class Pages:
     """The rows in ``[lower, upper)`` of a shard, queued ones too.
 
     Args:
-        core: for turns of the loop.
+        state: for turns of the loop.
         shard: whose rows.
         lower: where to begin.
         upper: where to end.
@@ -68,11 +68,11 @@ class Pages:
         for_writing: wait for a turn on the shard (back-pressure) before each page.
     """
 
-    __slots__ = ("_at", "_core", "_for_writing", "_is_first", "_limit", "_shard", "_upper")
+    __slots__ = ("_at", "_for_writing", "_is_first", "_limit", "_shard", "_state", "_upper")
 
     def __init__(
         self,
-        core: EngineState,
+        state: EngineState,
         shard: Shard,
         lower: bytes,
         upper: bytes,
@@ -80,7 +80,7 @@ class Pages:
         *,
         for_writing: bool = False,
     ) -> None:
-        self._core = core
+        self._state = state
         self._shard = shard
         self._at: bytes | None = lower
         self._upper = upper
@@ -90,21 +90,21 @@ class Pages:
 
     async def following(self) -> Rows:
         """The next rows; none: that was all. No wait is between its read and its return."""
-        core, shard = self._core, self._shard
+        state, shard = self._state, self._shard
         while self._at is not None:
             if not self._is_first:
-                await core.spawner.checkpoint()
-                core.check()
+                await state.spawner.checkpoint()
+                state.check()
             self._is_first = False
-            if self._for_writing and not shard.co.has_capacity:
-                await core.backpressure(shard)
+            if self._for_writing and not shard.coalescer.has_capacity:
+                await state.backpressure(shard)
             rows, self._at = shard.overlay.scan_readable(self._at, self._upper, self._limit)
             if rows:
                 return rows
         return []
 
 
-async def find_floor(core: EngineState, bucket: ShardQueue, kind: bytes) -> bytes:
+async def find_floor(state: EngineState, shard_queue: ShardQueue, kind: bytes) -> bytes:
     """Where the rows of one kind begin; remembered, so that deleted rows are passed over once.
 
     What is filed below the floor meanwhile lowers it. So each part is remembered before the wait.
@@ -112,66 +112,66 @@ async def find_floor(core: EngineState, bucket: ShardQueue, kind: bytes) -> byte
     Where it is known how many rows there are, they are counted from the end, and no deleted row in
     front of them is met.
     """
-    upper = prefix_end(bucket.prefix + kind)
-    if bucket.floor(kind) == bucket.prefix + kind or row_count(bucket, kind) == 0:
-        counted = _count_back(bucket, kind, _FEW)
+    upper = prefix_end(shard_queue.prefix + kind)
+    if shard_queue.floor(kind) == shard_queue.prefix + kind or row_count(shard_queue, kind) == 0:
+        counted = _count_back(shard_queue, kind, _FEW)
         if counted is not None:
             return counted
     is_first = True
     while True:
         try:
-            rows, following = bucket.shard.overlay.scan(bucket.floor(kind), upper, 1)
+            rows, following = shard_queue.shard.overlay.scan(shard_queue.floor(kind), upper, 1)
         except CorruptionError:  # rows may come back in what cannot be read: no floor is above it
-            return bucket.floor(kind)
+            return shard_queue.floor(kind)
         if rows:
-            bucket.raise_floor(kind, rows[0][0])
+            shard_queue.raise_floor(kind, rows[0][0])
         if is_first and not rows and following is not None:
             is_first = False
-            counted = _count_back(bucket, kind, _MANY)
+            counted = _count_back(shard_queue, kind, _MANY)
             if counted is not None:
                 return counted
-        if rows or following is None or not bucket.shard.co.takes_writes:
-            return bucket.floor(kind)
-        bucket.raise_floor(kind, following)
+        if rows or following is None or not shard_queue.shard.coalescer.takes_writes:
+            return shard_queue.floor(kind)
+        shard_queue.raise_floor(kind, following)
         if kind not in _RAISED:
-            return bucket.floor(kind)
-        await core.spawner.checkpoint()
-        core.check()
+            return shard_queue.floor(kind)
+        await state.spawner.checkpoint()
+        state.check()
 
 
-def counts_of(bucket: ShardQueue) -> Counters | None:
-    """Counters of a bucket, queued rows included; None where they are not known.
+def counts_of(shard_queue: ShardQueue) -> Counters | None:
+    """Counters of a shard queue, queued rows included; None where they are not known.
 
     On a shard that is led elsewhere the counter row says it: it is of the moment of the other rows.
     """
-    shard = bucket.shard
-    if shard.co.takes_writes:
-        b = bucket
+    shard = shard_queue.shard
+    if shard.coalescer.takes_writes:
+        b = shard_queue
         return Counters(b.ready, b.delayed, b.leased, b.dead, b.results, b.waiting)
-    if not shard.co.is_following:
+    if not shard.coalescer.is_following:
         return None
     try:
-        raw = shard.store.get(bucket.counters_key)
+        raw = shard.store.get(shard_queue.counters_key)
     except CorruptionError:
         return None
     return Counters() if raw is None else attempt(decode_counters, raw)
 
 
-def row_count(bucket: ShardQueue, kind: bytes, *, state: str = "") -> int | None:
+def row_count(shard_queue: ShardQueue, kind: bytes, *, state: str = "") -> int | None:
     """How many ready, delayed or dead rows there are, queued ones too; None: not known.
 
     Args:
-        bucket: whose rows.
+        shard queue: whose rows.
         kind: of the rows.
         state: ``delayed`` or ``waiting`` for those of the delayed rows alone.
     """
-    counts, shard = counts_of(bucket), bucket.shard
+    counts, shard = counts_of(shard_queue), shard_queue.shard
     if counts is None:
         return None
     if kind == DEAD:
         return counts.dead
     try:  # memory counts a load as it comes in; the rows say it later
-        if not shard.co.takes_writes and next(uncounted_rows(shard.store), None) is not None:
+        if not shard.coalescer.takes_writes and next(uncounted_rows(shard.store), None) is not None:
             return None
     except CorruptionError:
         return None
@@ -182,20 +182,20 @@ def row_count(bucket: ShardQueue, kind: bytes, *, state: str = "") -> int | None
     return counts.delayed - counts.waiting if state else counts.delayed
 
 
-def _count_back(bucket: ShardQueue, kind: bytes, most: int) -> bytes | None:
+def _count_back(shard_queue: ShardQueue, kind: bytes, most: int) -> bytes | None:
     """The first row of a kind, found from the end; behind all where there is none; None: unknown.
 
     ``most``: what may be stepped over.
     """
-    lower, count = bucket.floor(kind), row_count(bucket, kind)
-    upper = prefix_end(bucket.prefix + kind)
+    lower, count = shard_queue.floor(kind), row_count(shard_queue, kind)
+    upper = prefix_end(shard_queue.prefix + kind)
     if count is None or count > most:
         return None
     if count <= 0:
         return upper
     first = upper
     for _ in range(_TRIES):
-        rows = bucket.shard.overlay.scan_back(lower, first, min(count, _SLICE))
+        rows = shard_queue.shard.overlay.scan_back(lower, first, min(count, _SLICE))
         if not rows:
             return None
         count, first = count - len(rows), rows[-1][0]
@@ -203,47 +203,47 @@ def _count_back(bucket: ShardQueue, kind: bytes, most: int) -> bytes | None:
             break
     else:
         return None
-    bucket.raise_floor(kind, first)
+    shard_queue.raise_floor(kind, first)
     return first
 
 
-def counter_slices(core: EngineState, shard: Shard) -> Generator[None, None, None]:
+def counter_slices(state: EngineState, shard: Shard) -> Generator[None, None, None]:
     """Read counters of a shard, and pauses and settings of the first, into memory; in slices."""
     load_dedup(shard)
     shard.dedup_filter.step(shard.overlay)  # in a new store it is complete with this
     for rows in row_parts(shard, COUNTERS, COUNTERS_END):
         for key, raw in rows:
             queue, tenant = decode_counters_key(key)
-            lane = core.lane(queue, tenant)
+            tenant_queue = state.tenant_queue(queue, tenant)
             counts = decode_counters(raw)
-            bucket = lane.bucket(shard)
-            shard.results += counts.results - bucket.results  # a follower may know it already
-            bucket.load(*counts)
+            shard_queue = tenant_queue.shard_queue(shard)
+            shard.results += counts.results - shard_queue.results  # a follower may know it already
+            shard_queue.load(*counts)
             if counts.ready:
-                lane.topic.turns[tenant] = None
+                tenant_queue.queue_state.turns[tenant] = None
         yield
-    if shard is not core.first:  # of another it has copies, from when several processes had it
+    if shard is not state.first:  # of another it has copies, from when several processes had it
         return
     for rows in row_parts(shard, PAUSE, PAUSE_END):
         for key, _ in rows:
             queue, tenant = decode_pause_key(key)
-            core.set_pause(queue, None if tenant == ALL_TENANTS_MARK else tenant, is_paused=True)
+            state.set_pause(queue, None if tenant == ALL_TENANTS_MARK else tenant, is_paused=True)
         yield
     for rows in row_parts(shard, QUEUE_SETTINGS, QUEUE_SETTINGS_END):
         for key, raw in rows:
-            load_rules(core, shard, key, raw, is_past_known=False)
+            load_rules(state, shard, key, raw, is_past_known=False)
         yield
 
 
 def load_rules(
-    core: EngineState, shard: Shard, key: bytes, raw: bytes | None, *, is_past_known: bool = True
+    state: EngineState, shard: Shard, key: bytes, raw: bytes | None, *, is_past_known: bool = True
 ) -> None:
     """Read a row of settings into memory.
 
     A damaged one is an anomaly, and its queue is as if nothing were set: the others must open.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         shard: where the row lies.
         key: of the row.
         raw: its value; None: it was deleted.
@@ -259,10 +259,10 @@ def load_rules(
         if left is not None and isinstance(left.value, tuple) and is_last and not is_past_known:
             starts = left.value
         rules = QueueRules(stored) if stored else UNSET
-        core.set_rules(queue, rules, is_past_known=is_past_known, starts=starts)
+        state.set_rules(queue, rules, is_past_known=is_past_known, starts=starts)
     except RecordCorruptError as error:
-        core.set_rules(queue, UNSET)
-        core.anomaly(
+        state.set_rules(queue, UNSET)
+        state.anomaly(
             f"shard {shard.index}: {queue.decode()}: {error}; nothing is set for this queue now: "
             "set it again"
         )

@@ -1,14 +1,15 @@
 """The queue state a process keeps in memory, and what each part of it is for.
 
-- ``ShardQueue``: one (queue, tenant) on one shard: exact counters, ten ready windows, the next due
+- ``ShardQueue``: one (queue, tenant) on one shard: exact counters, ten ready caches, the next due
   time. Owner of the counter row.
 - ``TenantQueue``: one (queue, tenant) over all shards; what a claim without ALL_TENANTS works on.
 - ``QueueState``: one queue over all tenants; holds the turn order for claims in fair turns.
-- ``Shard``: one store with its coalescer, its buckets, its heads of the delayed and expiry ranges.
+- ``Shard``: one store with its coalescer, its shard queues, its heads of the delayed and expiry
+ranges.
 
 All of it is derived: at open it is rebuilt from the counter rows (O(queues)) and the lease rows
 (O(live leases)). Nothing is created by looking: polling an unknown queue leaves no trace, and a
-lane whose counters are all zero is dropped by the reaper.
+tenant queue whose counters are all zero is dropped by the reaper.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from ...coalescer.group import Group
 from ...coalescer.hosting import StubCoalescer
 from ...coalescer.overlay import Overlay
 from ...coalescer.shard_status import STALLED
-from ...engine.records.events import lane_tag
+from ...engine.records.events import tenant_queue_tag
 from ...engine.records.keyspace import (
     DEAD,
     DELAYED,
     EXPIRY,
     GHOST,
     READY,
-    bucket_hash,
-    bucket_prefix,
     counters_key,
     expiry_key,
     ghost_hasher,
     ready_prefix,
+    shard_queue_hash,
+    shard_queue_prefix,
 )
 from ...engine.records.result import HAS_HISTORY, history_tail
 from ...engine.records.rows import CounterOwner
@@ -80,31 +81,31 @@ class ShardQueue(CounterOwner):
         "dead_head",
         "delayed_head",
         "delayed_rows",
-        "lane",
         "next_due_ms",
         "occupied",
         "prefix",
+        "ready_caches",
         "ready_key",
         "ready_prefixes",
         "shard",
         "tails",
-        "windows",
+        "tenant_queue",
     )
 
-    def __init__(self, shard: Shard, lane: TenantQueue) -> None:
+    def __init__(self, shard: Shard, tenant_queue: TenantQueue) -> None:
         super().__init__(
-            counters_key(lane.queue, lane.tenant),
-            bucket_hash(shard.secret, lane.queue, lane.tenant),
+            counters_key(tenant_queue.queue, tenant_queue.tenant),
+            shard_queue_hash(shard.secret, tenant_queue.queue, tenant_queue.tenant),
         )
         self.shard = shard
-        self.lane = lane
-        self.prefix = bucket_prefix(lane.queue, lane.tenant)
+        self.tenant_queue = tenant_queue
+        self.prefix = shard_queue_prefix(tenant_queue.queue, tenant_queue.tenant)
         # By 9 - priority, as in the key: index 0 is claimed first.
         self.ready_prefixes = [ready_prefix(self.prefix, 9 - i) for i in range(10)]
         # ``ready_key(ready_prefixes[i], seq, id)``: all have one length.
         self.ready_key = _key_packer(len(self.ready_prefixes[0]))
-        self.windows: list[ReadyCache | None] = [None] * 10
-        self.occupied = 0  # bit i: windows[i] has rows, or may have some on disk
+        self.ready_caches: list[ReadyCache | None] = [None] * 10
+        self.occupied = 0  # bit i: ready_caches[i] has rows, or may have some on disk
         # By (policy, worker): what packs a lease record, and its constant part. Bounded by
         # ``lease_tail``.
         self.tails: dict[tuple[bytes, bytes], tuple[Callable[..., bytes], bytes]] = {}
@@ -116,10 +117,10 @@ class ShardQueue(CounterOwner):
     def load(
         self, ready: int, delayed: int, leased: int, dead: int, results: int, waiting: int = 0
     ) -> None:
-        """Take the counters found at open; where rows are on disk, the windows start incomplete.
+        """Take the counters found at open; where rows are on disk, ready caches start incomplete.
 
         Args:
-            ready: rows; where there are any, the windows start incomplete.
+            ready: rows; where there are any, the ready caches start incomplete.
             delayed: rows.
             leased: rows.
             dead: rows.
@@ -132,28 +133,28 @@ class ShardQueue(CounterOwner):
             self.delayed_rows.cut(self.prefix + DELAYED)
         if ready:
             for i, prefix in enumerate(self.ready_prefixes):
-                self.windows[i] = ReadyCache(is_complete=False, edge=prefix)
+                self.ready_caches[i] = ReadyCache(is_complete=False, edge=prefix)
             self.occupied = (1 << 10) - 1
 
     def floor(self, kind: bytes) -> bytes:
         """A bound: no ready, delayed or dead row of it is below. Deleted ones are, maybe many."""
-        if self.shard.co.status > STALLED:  # what memory says was not written, or elsewhere
+        if self.shard.coalescer.status > STALLED:  # what memory says was not written, or elsewhere
             return self.prefix + kind
         if kind == DELAYED:
             return self.delayed_head
         if kind == DEAD:
             return self.dead_head
         if kind == READY:
-            for window in self.windows:
-                if window is not None and window.rows:
-                    return window.rows[0][0]
-                if window is not None and not window.is_complete:
-                    return window.edge
+            for ready_cache in self.ready_caches:
+                if ready_cache is not None and ready_cache.rows:
+                    return ready_cache.rows[0][0]
+                if ready_cache is not None and not ready_cache.is_complete:
+                    return ready_cache.edge
         return self.prefix + kind
 
     def raise_floor(self, kind: bytes, key: bytes) -> None:
         """No delayed or dead row is below ``key``, as a scan from the floor has just found."""
-        if self.shard.co.status <= STALLED:
+        if self.shard.coalescer.status <= STALLED:
             if kind == DELAYED:
                 self.delayed_head = max(self.delayed_head, key)
             elif kind == DEAD:
@@ -162,28 +163,28 @@ class ShardQueue(CounterOwner):
     def begin_at(self, key: bytes) -> None:
         """No ready row is below ``key``: what was found before anybody has claimed."""
         first = key[len(self.prefix) + 1]
-        for i, window in enumerate(self.windows):
-            if window is None or window.rows or window.is_complete:
+        for i, ready_cache in enumerate(self.ready_caches):
+            if ready_cache is None or ready_cache.rows or ready_cache.is_complete:
                 continue
             if i < first:
-                window.is_complete = True
+                ready_cache.is_complete = True
             elif i == first:
-                window.edge = max(window.edge, key[:-1])
+                ready_cache.edge = max(ready_cache.edge, key[:-1])
 
     def put(self, index: int, row: Row) -> bool:
         """A row became ready. Returns whether it is held in memory."""
-        window = self.windows[index]
-        if window is None:
-            window = self.windows[index] = ReadyCache(
+        ready_cache = self.ready_caches[index]
+        if ready_cache is None:
+            ready_cache = self.ready_caches[index] = ReadyCache(
                 is_complete=True, edge=self.ready_prefixes[index]
             )
         self.occupied |= 1 << index
-        return window.put(row)
+        return ready_cache.put(row)
 
     def discard(self, key: bytes) -> Row | None:
         """A ready row goes away by other means than a claim."""
-        window = self.windows[key[len(self.prefix) + 1]]
-        return window.discard(key) if window is not None else None
+        ready_cache = self.ready_caches[key[len(self.prefix) + 1]]
+        return ready_cache.discard(key) if ready_cache is not None else None
 
     @property
     def is_idle(self) -> bool:
@@ -192,7 +193,7 @@ class ShardQueue(CounterOwner):
 
 
 class Flow:
-    """Totals of a lane since it was made. They only grow, and go with the lane."""
+    """Totals of a tenant queue since it was made. They only grow, and go with the tenant queue."""
 
     __slots__ = ("claimed", "completed", "enqueued", "failed", "ran_us", "waited_us")
 
@@ -213,48 +214,48 @@ class TenantQueue:
 
     __slots__ = (
         "any_key",
-        "buckets",
         "claims",
         "flow",
         "is_dropped",
         "is_paused",
         "key",
         "queue",
+        "queue_state",
+        "shard_queues",
         "tag",
         "tenant",
-        "topic",
     )
 
-    def __init__(self, topic: QueueState, tenant: bytes, shards: int) -> None:
-        self.topic = topic
-        self.queue = topic.queue
+    def __init__(self, queue_state: QueueState, tenant: bytes, shards: int) -> None:
+        self.queue_state = queue_state
+        self.queue = queue_state.queue
         self.tenant = tenant
-        self.tag = lane_tag(topic.queue, tenant)
+        self.tag = tenant_queue_tag(queue_state.queue, tenant)
         # What claims that wait are filed under: this tenant's, and those of all tenants.
-        self.key, self.any_key = (topic.queue, tenant), (topic.queue, None)
-        self.buckets: list[ShardQueue | None] = [None] * shards
+        self.key, self.any_key = (queue_state.queue, tenant), (queue_state.queue, None)
+        self.shard_queues: list[ShardQueue | None] = [None] * shards
         self.flow = Flow()
         self.claims = 0  # tasks granted to claims with a boost: every eighth is the oldest
         self.is_paused = False
         self.is_dropped = False
 
-    def bucket(self, shard: Shard) -> ShardQueue:
-        """This lane's bucket on ``shard``, made when something is about to be put there."""
-        bucket = self.buckets[shard.index]
-        if bucket is None:
-            bucket = self.buckets[shard.index] = ShardQueue(shard, self)
-            shard.buckets_by_hash[bucket.hash] = bucket
-        return bucket
+    def shard_queue(self, shard: Shard) -> ShardQueue:
+        """The shard queue on ``shard``, made when something is about to be put there."""
+        shard_queue = self.shard_queues[shard.index]
+        if shard_queue is None:
+            shard_queue = self.shard_queues[shard.index] = ShardQueue(shard, self)
+            shard.shard_queues_by_hash[shard_queue.hash] = shard_queue
+        return shard_queue
 
     @property
     def ready(self) -> int:
         """How many rows a claim could get."""
-        return sum(b.ready for b in self.buckets if b is not None)
+        return sum(b.ready for b in self.shard_queues if b is not None)
 
     @property
     def pending(self) -> int:
         """Ready and delayed: what ``Limits.pending_max`` bounds."""
-        return sum(b.ready + b.delayed for b in self.buckets if b is not None)
+        return sum(b.ready + b.delayed for b in self.shard_queues if b is not None)
 
 
 class HistoryBounds:
@@ -285,18 +286,18 @@ class QueueState:
         "is_held",
         "is_limited",
         "is_paused",
-        "lanes",
         "limit",
         "paused",
         "queue",
         "rules",
+        "tenant_queues",
         "turns",
     )
 
     def __init__(self, queue: bytes, history: HistoryBounds) -> None:
         self.queue = queue
         self.history = history
-        self.lanes: dict[bytes, TenantQueue] = {}
+        self.tenant_queues: dict[bytes, TenantQueue] = {}
         self.turns: OrderedDict[bytes, None] = OrderedDict()
         self.is_paused = False
         self.paused: set[bytes] = set()  # tenants that are paused by themselves
@@ -311,8 +312,7 @@ class Shard:
 
     __slots__ = (
         "bodies",
-        "buckets_by_hash",
-        "co",
+        "coalescer",
         "dedup_filter",
         "expiry_head",
         "first_epoch",
@@ -329,6 +329,7 @@ class Shard:
         "results",
         "scattered",
         "secret",
+        "shard_queues_by_hash",
         "store",
         "swept_ms",
         "watermark",
@@ -338,7 +339,7 @@ class Shard:
         self,
         index: int,
         store: Store,
-        co: Coalescer,
+        coalescer: Coalescer,
         watermark: Watermark | None,
         path: str | None,
         incarnation: int,
@@ -346,8 +347,8 @@ class Shard:
     ) -> None:
         self.index = index
         self.store = store
-        self.co = co
-        self.overlay: Overlay = co.overlay
+        self.coalescer = coalescer
+        self.overlay: Overlay = coalescer.overlay
         self.watermark = watermark
         self.bodies: Bodies | None = None  # none in memory
         self.path = path
@@ -365,12 +366,12 @@ class Shard:
         self.ghost_hasher = ghost_hasher(b"")
         self.dedup_filter = DedupFilter(shards)
         self.old_ghosts = 0  # entries under the hash of format 1
-        self.buckets_by_hash: dict[bytes, ShardQueue] = {}
+        self.shard_queues_by_hash: dict[bytes, ShardQueue] = {}
 
     @property
     def is_stub(self) -> bool:
         """Whether it only stands in the place of a shard that is not here."""
-        return isinstance(self.co, StubCoalescer)
+        return isinstance(self.coalescer, StubCoalescer)
 
     def raise_expiry_head(self, lower: bytes, following: bytes | None) -> None:
         """A scan of expiry rows from ``lower`` met deleted ones only: the next goes on behind."""
@@ -378,7 +379,7 @@ class Shard:
             return
         if self.expiry_head <= lower <= self.expiry_head + b"\0":
             # Unless the group that is open holds an earlier one, which is no row yet.
-            self.expiry_head = min(following[:-1], expiry_key(self.co.open_expiry_ms(), 0))
+            self.expiry_head = min(following[:-1], expiry_key(self.coalescer.open_expiry_ms(), 0))
 
     # -- dedup entries ---------------------------------------------------------------------
 
@@ -397,14 +398,14 @@ class Shard:
 
     # -- payloads in body files ------------------------------------------------------------
 
-    def write_bodies(self, ids: IdSource, items: Iterable[EncodedTask]) -> None:
+    def write_bodies(self, ids: IdSource, encoded_tasks: Iterable[EncodedTask]) -> None:
         """Write the payloads that go to body files, before any row of their tasks is queued.
 
         Raises:
             StorageFullError, StorageError: nothing was queued. What was written is garbage.
         """
         if self.bodies is not None and not self.bodies.is_replica:
-            self.bodies.write_all(ids, items)
+            self.bodies.write_all(ids, encoded_tasks)
 
     def drop_body(self, group: Group, task_id: bytes) -> None:
         """``-b -o``, at the end of a task with a body."""

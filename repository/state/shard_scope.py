@@ -2,7 +2,7 @@
 
 A client of a cluster asks every node about the shards that it leads, and puts the answers together.
 So a node may be asked for less than it holds: what it only follows is another's to tell. The choice
-is a context variable, for it concerns every function that walks over shards or buckets below a
+is a context variable, for it concerns every function that walks over shards or shard queues below a
 call, and none of the calls themselves.
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 
 from .queue_state import Shard, ShardQueue
 
-__all__ = ["buckets_meant", "is_meant", "is_scoped", "only", "shards_meant"]
+__all__ = ["is_meant", "is_scoped", "only", "shard_queues_meant", "shards_meant"]
 
 _named: Final[ContextVar[frozenset[int] | None]] = ContextVar("lodeq_shards", default=None)
 
@@ -47,11 +47,11 @@ def shards_meant(shards: Iterable[Shard]) -> list[Shard]:
     return [shard for shard in shards if named is None or shard.index in named]
 
 
-def buckets_meant(buckets: Iterable[ShardQueue | None]) -> list[ShardQueue]:
-    """Those of the buckets that are there, and on a shard that the call is about."""
+def shard_queues_meant(shard_queues: Iterable[ShardQueue | None]) -> list[ShardQueue]:
+    """Those of the shard queues that are there, and on a shard that the call is about."""
     named = _named.get()
     return [
-        bucket
-        for bucket in buckets
-        if bucket is not None and (named is None or bucket.shard.index in named)
+        shard_queue
+        for shard_queue in shard_queues
+        if shard_queue is not None and (named is None or shard_queue.shard.index in named)
     ]

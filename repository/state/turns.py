@@ -26,16 +26,16 @@ class Turns:
     Whoever gives others a turn finds a changed engine: nothing read before may decide anything.
     """
 
-    __slots__ = ("_core", "_until")
+    __slots__ = ("_state", "_until")
 
-    def __init__(self, core: EngineState) -> None:
-        self._core = core
-        self._until = core.clock.mono() + TURN_S
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._until = state.clock.mono() + TURN_S
 
     @property
     def is_over(self) -> bool:
         """Whether it is time for the others."""
-        return self._core.clock.mono() >= self._until
+        return self._state.clock.mono() >= self._until
 
     async def give(self) -> None:
         """Let the others go first, if it is time."""
@@ -44,16 +44,16 @@ class Turns:
 
     async def give_now(self) -> None:
         """Let the others go first."""
-        await self._core.spawner.checkpoint()
-        self._until = self._core.clock.mono() + TURN_S
+        await self._state.spawner.checkpoint()
+        self._until = self._state.clock.mono() + TURN_S
 
 
-async def in_slices(core: EngineState, work: Generator[None, None, _T]) -> _T:
+async def in_slices(state: EngineState, work: Generator[None, None, _T]) -> _T:
     """Run ``work`` with turns of the loop in between; what it returns.
 
     Cancellation: between two turns; the generator is closed.
     """
-    clock = core.clock
+    clock = state.clock
     try:
         while True:
             ends = clock.mono() + TURN_S
@@ -65,7 +65,7 @@ async def in_slices(core: EngineState, work: Generator[None, None, _T]) -> _T:
                     return result
                 if clock.mono() >= ends:
                     break
-            await core.spawner.checkpoint()
-            core.check()
+            await state.spawner.checkpoint()
+            state.check()
     finally:
         work.close()

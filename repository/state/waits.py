@@ -16,8 +16,8 @@ __all__ = ["backpressure", "commit_barrier", "on_shard_thread"]
 
 async def backpressure(check: Callable[[], None], shard: Shard) -> None:
     """Backpressure: wait for a turn on a shard that is at ``submit_queue_max``."""
-    if not shard.co.has_capacity:
-        await shard.co.wait_in_line()
+    if not shard.coalescer.has_capacity:
+        await shard.coalescer.wait_in_line()
         check()
 
 
@@ -32,7 +32,7 @@ async def commit_barrier(shard: Shard, *, is_durable: bool = False, is_local: bo
     Raises:
         NotLeaderError: another replica may lead a shard that is led from here as far as is known.
     """
-    future = shard.co.commit_barrier(is_durable=is_durable, is_local=is_local)
+    future = shard.coalescer.commit_barrier(is_durable=is_durable, is_local=is_local)
     if future is not None:
         await future
 

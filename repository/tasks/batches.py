@@ -21,12 +21,12 @@ CHUNK_TASKS_MAX = 4096
 # where dedup keys are looked up and queues or tenants may be new ones: each is work for four tasks.
 WORK_MAX: Final = 1024
 _KEYED: Final = 4
-_LANE: Final = 4
+_TENANT_QUEUE: Final = 4
 CHUNK_BYTES_MAX: Final = 2 << 20
 
 
 def chunks(
-    items: Sequence[EncodedTask], bytes_max: int = CHUNK_BYTES_MAX
+    encoded_tasks: Sequence[EncodedTask], bytes_max: int = CHUNK_BYTES_MAX
 ) -> Iterable[list[tuple[int, EncodedTask]]]:
     """Runs of at most 1,024 tasks (256 with a dedup key) and 2 MiB, with their positions.
 
@@ -40,46 +40,46 @@ def chunks(
     bytes_max = min(bytes_max, CHUNK_BYTES_MAX)
     run: list[tuple[int, EncodedTask]] = []
     written: set[int] = set()
-    lanes: set[tuple[bytes, bytes]] = set()
+    tenant_queues: set[tuple[bytes, bytes]] = set()
     size = work = 0
-    for i, item in enumerate(items):
+    for i, encoded in enumerate(encoded_tasks):
         is_long = len(run) >= CHUNK_TASKS_MAX or work >= WORK_MAX
-        if run and (is_long or size + _cost(item, written) + 128 > bytes_max):
+        if run and (is_long or size + _cost(encoded, written) + 128 > bytes_max):
             yield run
             run, size, work = [], 0, 0
             written.clear()
-            lanes.clear()
-        run.append((i, item))
-        lane = item.queue, item.tenant
-        if lane not in lanes:
-            work += _LANE if lanes else 0
-            lanes.add(lane)
-        work += 1 if item.ghost is NO_GHOST else _KEYED
-        size += _cost(item, written) + 128
-        written.add(id(item.body))
+            tenant_queues.clear()
+        run.append((i, encoded))
+        tenant_queue = encoded.queue, encoded.tenant
+        if tenant_queue not in tenant_queues:
+            work += _TENANT_QUEUE if tenant_queues else 0
+            tenant_queues.add(tenant_queue)
+        work += 1 if encoded.ghost is NO_GHOST else _KEYED
+        size += _cost(encoded, written) + 128
+        written.add(id(encoded.body))
     if run:
         yield run
 
 
-def _cost(item: EncodedTask, written: set[int]) -> int:
+def _cost(encoded: EncodedTask, written: set[int]) -> int:
     """Bytes written for a task, if the payloads in ``written`` are written already."""
-    is_new = item.body is not None and id(item.body) not in written
-    return item.row_bytes + (len(item.body or b"") if is_new else 0)
+    is_new = encoded.body is not None and id(encoded.body) not in written
+    return encoded.row_bytes + (len(encoded.body or b"") if is_new else 0)
 
 
-def check_atomic(core: EngineState, items: Sequence[EncodedTask]) -> None:
+def check_atomic(state: EngineState, encoded_tasks: Sequence[EncodedTask]) -> None:
     """Refuse a call that cannot be one batch."""
     written: set[int] = set()
     size = 0
-    for item in items:
-        size += _cost(item, written) + 128
-        written.add(id(item.body))
-    if len(items) > CHUNK_TASKS_MAX or size > CHUNK_BYTES_MAX:
+    for encoded in encoded_tasks:
+        size += _cost(encoded, written) + 128
+        written.add(id(encoded.body))
+    if len(encoded_tasks) > CHUNK_TASKS_MAX or size > CHUNK_BYTES_MAX:
         raise LimitError(
             f"atomic=True takes at most {CHUNK_TASKS_MAX} tasks and {CHUNK_BYTES_MAX} bytes, "
-            f"this call has {len(items)} and {size}: split it"
+            f"this call has {len(encoded_tasks)} and {size}: split it"
         )
-    if len(core.shards) > 1 and len({i.slot for i in items}) > 1:
+    if len(state.shards) > 1 and len({i.slot for i in encoded_tasks}) > 1:
         raise LimitError(
             "atomic=True needs one shard: give all tasks the same shard_key, or none a key"
         )

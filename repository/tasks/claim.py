@@ -53,13 +53,13 @@ TURN_TASKS = 1024  # of one claim in one turn of the loop
 
 def _groups(picked: list[Picked]) -> dict[Shard, Group]:
     groups = {}
-    for shard in {bucket.shard: None for bucket, _ in picked}:
-        group = groups[shard] = shard.co.begin(0)
+    for shard in {shard_queue.shard: None for shard_queue, _ in picked}:
+        group = groups[shard] = shard.coalescer.begin(0)
         group.bytes += 460 * len(picked)
     return groups
 
 
-def take(core: EngineState, request: ClaimRequest) -> tuple[list[LeaseState], dict[Shard, Group]]:
+def take(state: EngineState, request: ClaimRequest) -> tuple[list[LeaseState], dict[Shard, Group]]:
     """Atomic section of a claim: pick rows, read bodies, queue the batch.
 
     No leases and no groups: there is nothing ready. No leases but groups: what was ready had
@@ -67,63 +67,73 @@ def take(core: EngineState, request: ClaimRequest) -> tuple[list[LeaseState], di
     """
     groups: dict[Shard, Group] = {}
     for _ in range(EXPIRED_ROUNDS_MAX):
-        for shard in core.shards:  # picking counts down: not in a group that is full already
-            shard.co.seal_full()
-        picked = pick(core, request)
+        for shard in state.shards:  # picking counts down: not in a group that is full already
+            shard.coalescer.seal_full()
+        picked = pick(state, request)
         if not picked:  # a shard that was poisoned meanwhile has failed everybody already
-            return [], {s: g for s, g in groups.items() if s.co.takes_writes}
+            return [], {s: g for s, g in groups.items() if s.coalescer.takes_writes}
         try:
-            records = records_of(core, picked)
+            records = records_of(state, picked)
             groups = _groups(picked)
         except BaseException:
-            put_back_picked(core, picked, request)
+            put_back_picked(state, picked, request)
             raise
-        leases = _deliver(core, request, picked, records, groups)
-        core.totals.claimed += len(leases)
+        leases = _deliver(state, request, picked, records, groups)
+        state.totals.claimed += len(leases)
         if leases:
             break
     return leases, groups
 
 
 def _deliver(
-    core: EngineState,
+    state: EngineState,
     request: ClaimRequest,
     picked: list[Picked],
     records: list[bytes | None],
     groups: dict[Shard, Group],
 ) -> list[LeaseState]:
     """Grant what can be granted; what has expired or is damaged ends here."""
-    now_us, now_mono = core.clock.wall_us(), core.clock.mono()
+    now_us, now_mono = state.clock.wall_us(), state.clock.mono()
     now_ms = now_us // 1000
     leases: list[LeaseState] = []
     ended = at = 0
     try:
         while at < len(picked):
-            bucket, row = picked[at]
-            run, buckets = _run(picked, records, at, now_ms)
-            group = groups[bucket.shard]
+            shard_queue, row = picked[at]
+            run, shard_queues = _run(picked, records, at, now_ms)
+            group = groups[shard_queue.shard]
             if run:
                 granted = len(leases)
                 try:
-                    grant(core, request, group, bucket, run, now_us, now_mono, leases, buckets)
+                    grant(
+                        state,
+                        request,
+                        group,
+                        shard_queue,
+                        run,
+                        now_us,
+                        now_mono,
+                        leases,
+                        shard_queues,
+                    )
                 finally:  # also of those before what is raised: they are leased
                     emit_leases(group, CLAIMED, leases[granted:], now_us)
-                    if core.has_limits:
-                        core.queue_limits.granted(leases[granted:], now_mono)
+                    if state.has_limits:
+                        state.queue_limits.granted(leases[granted:], now_mono)
                 at += len(run)
                 continue
             with group:
                 if row[4] and row[4] <= now_ms:
-                    expire_row(core, group, bucket, row)
+                    expire_row(state, group, shard_queue, row)
                 else:
-                    _end_undeliverable(core, group, bucket, row)
-            uncount(core, request, bucket.lane)
+                    _end_undeliverable(state, group, shard_queue, row)
+            uncount(state, request, shard_queue.tenant_queue)
             ended += 1
             at += 1
     except BaseException:  # a row changes nothing before its last read: it is still to be had
         # First, for giving back may seal, counters and all.
-        put_back_picked(core, picked[ended + len(leases) :], request)
-        give_back(core, leases)
+        put_back_picked(state, picked[ended + len(leases) :], request)
+        give_back(state, leases)
         drop([lease for lease in leases if lease.is_live])  # their shard is poisoned
         raise
     return leases
@@ -132,81 +142,83 @@ def _deliver(
 def _run(
     picked: list[Picked], records: list[bytes | None], at: int, now_ms: int
 ) -> tuple[list[tuple[Row, bytes]], list[ShardQueue]]:
-    """The rows from ``at`` on that one shard can deliver, and their buckets if they differ."""
+    """The rows from ``at`` on that one shard can deliver, and their shard queues if they differ."""
     first = picked[at][0]
     run: list[tuple[Row, bytes]] = []
-    buckets: list[ShardQueue] = []
+    shard_queues: list[ShardQueue] = []
     is_mixed = False
     for i in range(at, len(picked)):
-        (bucket, row), record = picked[i], records[i]
+        (shard_queue, row), record = picked[i], records[i]
         if record is None or (row[4] and row[4] <= now_ms):
             break
-        if bucket is not first:
-            if bucket.shard is not first.shard:
+        if shard_queue is not first:
+            if shard_queue.shard is not first.shard:
                 break
             is_mixed = True
         run.append((row, record))
-        buckets.append(bucket)
-    return run, buckets if is_mixed else []
+        shard_queues.append(shard_queue)
+    return run, shard_queues if is_mixed else []
 
 
-def _location(bucket: ShardQueue, row: Row) -> TaskLocation:
+def _location(shard_queue: ShardQueue, row: Row) -> TaskLocation:
     key, raw_id, attempts, flags, expires_ms, size, _ = row
     value = IndexRow(flags, 9 - key[-25], attempts, size, expires_ms, b"")
-    return TaskLocation(raw_id, bucket, READY, key, value, bool(flags & MOVED_ROW))
+    return TaskLocation(raw_id, shard_queue, READY, key, value, bool(flags & MOVED_ROW))
 
 
-def expire_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row) -> None:
+def expire_row(state: EngineState, group: Group, shard_queue: ShardQueue, row: Row) -> None:
     """A popped row turned out to be past its TTL: it ends here instead of being delivered.
 
     Args:
         group: the open group of the task's shard; the rows go into it.
-        bucket: of the row; its ready counter has been taken down for it.
+        shard queue: of the row; its ready counter has been taken down for it.
         row: as it was popped.
     """
     try:
-        task = decode_task(bucket.shard.overlay.get(TASK + row[1]) or b"")
+        task = decode_task(shard_queue.shard.overlay.get(TASK + row[1]) or b"")
         retention_ms = decode_policy(task.policy).retention_ms
-        bucket.ready += 1  # end_at takes it down again
+        shard_queue.ready += 1  # end_at takes it down again
         try:
             end_at(
-                core,
+                state,
                 group,
-                _location(bucket, row),
+                _location(shard_queue, row),
                 task,
                 Status.EXPIRED,
                 error="ttl",
                 retention_ms=retention_ms,
             )
         except BaseException:  # it raises before it changes anything
-            bucket.ready -= 1
+            shard_queue.ready -= 1
             raise
     except CorruptionError:
-        _bury_damaged(core, group, bucket, row)
+        _bury_damaged(state, group, shard_queue, row)
         return
-    core.totals.expired += 1
+    state.totals.expired += 1
 
 
-def _end_undeliverable(core: EngineState, group: Group, bucket: ShardQueue, row: Row) -> None:
+def _end_undeliverable(state: EngineState, group: Group, shard_queue: ShardQueue, row: Row) -> None:
     """Bury a row whose record or payload is lost; one whose payload's file is away waits."""
-    bodies = bucket.shard.bodies
-    problem = "" if bodies is None else bodies.waits_for(bucket.shard.overlay, row[1])
+    bodies = shard_queue.shard.bodies
+    problem = "" if bodies is None else bodies.waits_for(shard_queue.shard.overlay, row[1])
     if problem:
-        step_behind(core, group, bucket, row, f"payload file {problem}".encode()[:REASON_BYTES_MAX])
+        step_behind(
+            state, group, shard_queue, row, f"payload file {problem}".encode()[:REASON_BYTES_MAX]
+        )
     else:
-        _bury_damaged(core, group, bucket, row)
+        _bury_damaged(state, group, shard_queue, row)
 
 
-def _bury_damaged(core: EngineState, group: Group, bucket: ShardQueue, row: Row) -> None:
+def _bury_damaged(state: EngineState, group: Group, shard_queue: ShardQueue, row: Row) -> None:
     """A row whose body is missing or fails its checksum never blocks the head of the queue."""
-    core.anomaly(
-        f"shard {bucket.shard.index}: task {TaskId(row[1])}: record missing or damaged; "
+    state.anomaly(
+        f"shard {shard_queue.shard.index}: task {TaskId(row[1])}: record missing or damaged; "
         "moved to the dead letters"
     )
-    bodies = bucket.shard.bodies
-    place = "" if bodies is None else bodies.place(bucket.shard.overlay, row[1])
+    bodies = shard_queue.shard.bodies
+    place = "" if bodies is None else bodies.place(shard_queue.shard.overlay, row[1])
     reason = DAMAGED + f": payload in {place}".encode() if place else DAMAGED
-    bury_row(core, group, bucket, row, reason)
+    bury_row(state, group, shard_queue, row, reason)
 
 
 def skipping(request: ClaimRequest, tenants: Collection[str]) -> ClaimRequest:
@@ -226,41 +238,41 @@ def skipping(request: ClaimRequest, tenants: Collection[str]) -> ClaimRequest:
 
 
 async def claim(
-    core: EngineState, request: ClaimRequest, wait_s: float, *, is_admitted: bool = False
+    state: EngineState, request: ClaimRequest, wait_s: float, *, is_admitted: bool = False
 ) -> list[Any]:
     """See ``Queue.claim``.
 
     Args:
-        request: the leases are of ``core.lease_type``.
+        request: the leases are of ``state.lease_type``.
         wait_s: seconds for the first task.
         is_admitted: the caller has stood in the line of the only shard.
     """
-    shards = core.shards
+    shards = state.shards
     has_waited = False
     for shard in () if is_admitted else shards:
-        if not shard.co.has_capacity and (shard.co.takes_writes or len(shards) == 1):
-            await core.backpressure(shard)
+        if not shard.coalescer.has_capacity and (shard.coalescer.takes_writes or len(shards) == 1):
+            await state.backpressure(shard)
             has_waited = True
-    one = take_one(core, request) if has_waited and request.is_plain else None
+    one = take_one(state, request) if has_waited and request.is_plain else None
     if one is not None:  # who has not waited has tried the fast way already
-        core.totals.claimed += 1
-        return await granted(core, one[0][0].bucket.shard.co.wait(one[1]), one[0])
+        state.totals.claimed += 1
+        return await granted(state, one[0][0].shard_queue.shard.coalescer.wait(one[1]), one[0])
     while True:
-        leases, groups = take(core, _part(request, 0, 0))
+        leases, groups = take(state, _part(request, 0, 0))
         if leases or not groups:
             break
-        await committed(core, [], _futures(groups))
-        core.check()
+        await committed(state, [], _futures(groups))
+        state.check()
     if not leases:
-        core.check_healthy() if wait_s > 0 else core.check_empty()
+        state.check_healthy() if wait_s > 0 else state.check_empty()
     if leases or wait_s <= 0:
         if request.limit > TURN_TASKS and leases:
-            return await _take_on(core, request, leases, _futures(groups))
+            return await _take_on(state, request, leases, _futures(groups))
         if len(groups) == 1:
             ((shard, group),) = groups.items()
-            return await granted(core, shard.co.wait(group), leases)
-        return await committed(core, leases, _futures(groups))
-    return await _wait(core, request, wait_s)
+            return await granted(state, shard.coalescer.wait(group), leases)
+        return await committed(state, leases, _futures(groups))
+    return await _wait(state, request, wait_s)
 
 
 def _part(request: ClaimRequest, n_taken: int, bytes_taken: int) -> ClaimRequest:
@@ -281,7 +293,7 @@ def _part(request: ClaimRequest, n_taken: int, bytes_taken: int) -> ClaimRequest
 
 
 async def _take_on(
-    core: EngineState,
+    state: EngineState,
     request: ClaimRequest,
     leases: list[LeaseState],
     futures: list[tuple[Shard, Future]],
@@ -290,44 +302,44 @@ async def _take_on(
     size = sum(claim_order.claim_cost(lease.record_bytes) for lease in leases)
     try:
         while len(leases) < request.limit and size < claim_order.CLAIM_BYTES_MAX:
-            await core.spawner.checkpoint()
-            shards = [shard for shard in core.shards if shard.co.takes_writes]
-            if core.is_closed or not all(shard.co.has_capacity for shard in shards):
+            await state.spawner.checkpoint()
+            shards = [shard for shard in state.shards if shard.coalescer.takes_writes]
+            if state.is_closed or not all(shard.coalescer.has_capacity for shard in shards):
                 break
-            more, groups = take(core, _part(request, len(leases), size))
+            more, groups = take(state, _part(request, len(leases), size))
             futures += _futures(groups)
             if not more:
                 break
             leases += more
             size += sum(claim_order.claim_cost(lease.record_bytes) for lease in more)
     except BaseException:  # cancelled, or a row could not be read: the tasks go back
-        give_back(core, leases)
+        give_back(state, leases)
         drop([lease for lease in leases if lease.is_live])  # their shard is poisoned
         raise
-    return await committed(core, leases, futures)
+    return await committed(state, leases, futures)
 
 
 def drop(leases: Sequence[LeaseState]) -> None:
     """Their commit failed, the shard is poisoned: they are nobody's until it is reopened."""
     for lease in leases:
-        if lease.core.leases.get(lease.task_id) is lease:
-            lease.core.end_lease(lease)
+        if lease.state.leases.get(lease.task_id) is lease:
+            lease.state.end_lease(lease)
         else:  # a replica may have restored a newer one
             lease.is_live = False
 
 
 def _futures(groups: dict[Shard, Group]) -> list[tuple[Shard, Future]]:
     """Made in the atomic section, not when they are first awaited: the groups may be gone then."""
-    return [(shard, shard.co.wait(group)) for shard, group in groups.items()]
+    return [(shard, shard.coalescer.wait(group)) for shard, group in groups.items()]
 
 
 async def committed(
-    core: EngineState, leases: list[LeaseState], futures: list[tuple[Shard, Future]]
+    state: EngineState, leases: list[LeaseState], futures: list[tuple[Shard, Future]]
 ) -> list[LeaseState]:
     """Wait for several shards; where one fails, the leases of the others are still good.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         leases: just granted; given back where the wait is cancelled.
         futures: of their groups, by shard.
     """
@@ -341,16 +353,16 @@ async def committed(
                 failed.add(shard)
                 failure = error
     except BaseException:
-        give_back(core, leases)
+        give_back(state, leases)
         raise
-    drop([x for x in leases if x.bucket.shard in failed])
-    good = [x for x in leases if x.bucket.shard not in failed]
+    drop([x for x in leases if x.shard_queue.shard in failed])
+    good = [x for x in leases if x.shard_queue.shard not in failed]
     if failure is not None and not good:
         raise failure
     return good
 
 
-async def granted(core: EngineState, future: Future, leases: list[Any]) -> list[Any]:
+async def granted(state: EngineState, future: Future, leases: list[Any]) -> list[Any]:
     """Wait for the one commit of a claim; the leases, unless it fails or is cancelled."""
     try:
         await future
@@ -358,122 +370,126 @@ async def granted(core: EngineState, future: Future, leases: list[Any]) -> list[
         drop(leases)
         raise
     except BaseException:  # cancelled: the tasks go back by themselves
-        give_back(core, leases)
+        give_back(state, leases)
         raise
     return leases
 
 
-async def _wait(core: EngineState, request: ClaimRequest, wait_s: float) -> list[LeaseState]:
-    waiter = core.waiters.add(request, wait_s)
+async def _wait(state: EngineState, request: ClaimRequest, wait_s: float) -> list[LeaseState]:
+    waiter = state.waiters.add(request, wait_s)
     try:
         leases: list[LeaseState] = await waiter.future
     except LodeqError:
         drop(waiter.leases)
         raise
     except BaseException:
-        core.waiters.remove(waiter)
-        give_back(core, waiter.leases)
+        state.waiters.remove(waiter)
+        give_back(state, waiter.leases)
         raise
     return leases
 
 
-def serve_waiter(core: EngineState, waiter: LongPoll) -> bool:
+def serve_waiter(state: EngineState, waiter: LongPoll) -> bool:
     """Give a waiter what is ready. Returns whether it took anything (or was gone already)."""
     if waiter.future.done():  # cancelled in this very tick: the next one is served instead
-        core.waiters.remove(waiter)
+        state.waiters.remove(waiter)
         return True
     if waiter.request.is_look:
-        return _told(core, waiter)
-    one = take_one(core, waiter.request) if waiter.request.is_plain else None
+        return _told(state, waiter)
+    one = take_one(state, waiter.request) if waiter.request.is_plain else None
     if one is not None:
-        core.totals.claimed += 1
-        core.waiters.remove(waiter)
+        state.totals.claimed += 1
+        state.waiters.remove(waiter)
         waiter.leases = one[0]
         one[1].waiters.append((waiter.future, waiter.leases))
         return True
-    leases, groups = take(core, _part(waiter.request, 0, 0))
+    leases, groups = take(state, _part(waiter.request, 0, 0))
     if not leases:
         if groups:  # only expired tasks so far: look again in the next tick
-            _note_again(core, waiter.request)
+            _note_again(state, waiter.request)
         return False
-    core.waiters.remove(waiter)
+    state.waiters.remove(waiter)
     waiter.leases = leases
     if len(groups) == 1:
         (group,) = groups.values()
         group.waiters.append((waiter.future, leases))
     else:
-        _serve_many(core, waiter, leases, groups)
+        _serve_many(state, waiter, leases, groups)
     return True
 
 
 # -- readiness -------------------------------------------------------------------------
 
 
-async def ready(core: EngineState, request: ClaimRequest, wait_s: float) -> bool:
+async def ready(state: EngineState, request: ClaimRequest, wait_s: float) -> bool:
     """Whether a claim like this would get something now; waits until one would.
 
     Nothing is taken, and nobody who claims is held up. Everybody who waits for the same queue is
     told of the same task, so a claim that follows may come too late.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         request: with ``is_look``, for one task.
         wait_s: seconds.
 
     Raises:
         LodeqError: no shard takes writes here (``NotLeaderError``: others lead them all).
     """
-    core.check()
-    core.check_healthy()
-    if _has_ready(core, request):
+    state.check()
+    state.check_healthy()
+    if _has_ready(state, request):
         return True
     if wait_s <= 0:
         return False
-    waiter = core.waiters.add(request, wait_s)
+    waiter = state.waiters.add(request, wait_s)
     try:
         found: list[bool] = await waiter.future
     except BaseException:
-        core.waiters.remove(waiter)
+        state.waiters.remove(waiter)
         raise
     return bool(found)
 
 
-def _has_ready(core: EngineState, request: ClaimRequest) -> bool:
+def _has_ready(state: EngineState, request: ClaimRequest) -> bool:
     """Whether there is something to pick: the queue may be paused, or at its limit."""
     # atomic section
-    picked = pick(core, request)
-    put_back_picked(core, picked, request)
+    picked = pick(state, request)
+    put_back_picked(state, picked, request)
     return bool(picked)
 
 
-def _told(core: EngineState, waiter: LongPoll) -> bool:
+def _told(state: EngineState, waiter: LongPoll) -> bool:
     """Tell a waiter that there is something; the next in line is still to be served."""
-    if not _has_ready(core, waiter.request):
+    if not _has_ready(state, waiter.request):
         return False
-    core.waiters.remove(waiter)
+    state.waiters.remove(waiter)
     waiter.future.set_result([True])
     return True
 
 
-def _note_again(core: EngineState, request: ClaimRequest) -> None:
+def _note_again(state: EngineState, request: ClaimRequest) -> None:
     for queue, tenant in request.keys:
-        topic = core.topics.get(queue)
-        if topic is None:
+        queue_state = state.queue_states.get(queue)
+        if queue_state is None:
             continue
-        for lane in topic.lanes.values() if tenant is None else (topic.lanes.get(tenant),):
-            if lane is not None and lane.ready:
-                core.waiters.note(lane)
+        for tenant_queue in (
+            queue_state.tenant_queues.values()
+            if tenant is None
+            else (queue_state.tenant_queues.get(tenant),)
+        ):
+            if tenant_queue is not None and tenant_queue.ready:
+                state.waiters.note(tenant_queue)
 
 
 def _serve_many(
-    core: EngineState, waiter: LongPoll, leases: list[LeaseState], groups: dict[Shard, Group]
+    state: EngineState, waiter: LongPoll, leases: list[LeaseState], groups: dict[Shard, Group]
 ) -> None:
     """A waiter whose tasks came from several shards: answered when the last commit is in."""
     futures = _futures(groups)
 
     async def finish() -> None:
         try:
-            good = await committed(core, leases, futures)
+            good = await committed(state, leases, futures)
         except LodeqError as error:
             if not waiter.future.done():
                 waiter.future.set_exception(error)
@@ -481,4 +497,4 @@ def _serve_many(
         if not waiter.future.done():
             waiter.future.set_result(good)
 
-    core.spawner.spawn(finish, "lodeq-claim")
+    state.spawner.spawn(finish, "lodeq-claim")

@@ -45,101 +45,107 @@ class _Found(NamedTuple):
     key: bytes
     raw: bytes
     row: IndexRow
-    bucket: ShardQueue
+    shard_queue: ShardQueue
 
 
-async def claim_dead(core: EngineState, request: ClaimRequest, wait_s: float) -> list[Any]:
+async def claim_dead(state: EngineState, request: ClaimRequest, wait_s: float) -> list[Any]:
     """See ``Queue.claim``: dead letters of one queue and tenant.
 
     Args:
-        core: of the engine.
-        request: of one queue and tenant; the leases are of ``core.lease_type``.
+        state: of the engine.
+        request: of one queue and tenant; the leases are of ``state.lease_type``.
         wait_s: seconds for the first of them.
     """
-    deadline = core.clock.mono() + wait_s
+    deadline = state.clock.mono() + wait_s
     while True:
-        leases, futures = await _take(core, request)
+        leases, futures = await _take(state, request)
         if leases:
-            return await committed(core, leases, futures)
-        left_s = deadline - core.clock.mono()
+            return await committed(state, leases, futures)
+        left_s = deadline - state.clock.mono()
         if left_s <= 0:
-            core.check_empty()
+            state.check_empty()
             return []
-        core.check_healthy()
-        await _woken(core, request, left_s)
-        core.check()
+        state.check_healthy()
+        await _woken(state, request, left_s)
+        state.check()
 
 
-async def _woken(core: EngineState, request: ClaimRequest, wait_s: float) -> None:
+async def _woken(state: EngineState, request: ClaimRequest, wait_s: float) -> None:
     """Wait until one has died, or came back, or the time is over."""
-    future = core.future()
+    future = state.future()
     key = request.keys[0]
-    core.dead_waiters.setdefault(key, []).append(future)
+    state.dead_waiters.setdefault(key, []).append(future)
 
     def time_out() -> None:
         if not future.done():
             future.set_result(False)
 
-    timer = core.clock.call_at(core.spawner, core.clock.mono() + wait_s, time_out)
+    timer = state.clock.call_at(state.spawner, state.clock.mono() + wait_s, time_out)
     try:
         await future
     finally:
         timer.cancel()
-        waiting = core.dead_waiters.get(key, [])
+        waiting = state.dead_waiters.get(key, [])
         if future in waiting:
             waiting.remove(future)
             if not waiting:
-                del core.dead_waiters[key]
+                del state.dead_waiters[key]
 
 
 async def _take(
-    core: EngineState, request: ClaimRequest
+    state: EngineState, request: ClaimRequest
 ) -> tuple[list[LeaseState], list[tuple[Shard, Future]]]:
     queue, tenant = request.keys[0]
-    lane = core.find_lane(queue, tenant or b"")
-    if lane is None:
+    tenant_queue = state.find_tenant_queue(queue, tenant or b"")
+    if tenant_queue is None:
         return [], []
-    for bucket in _claimable(lane):
-        if not bucket.shard.co.has_capacity:
-            await core.backpressure(bucket.shard)
-        await find_floor(core, bucket, DEAD)
-    core.check()
-    lane = core.find_lane(queue, tenant or b"")
-    if lane is None:
+    for shard_queue in _claimable(tenant_queue):
+        if not shard_queue.shard.coalescer.has_capacity:
+            await state.backpressure(shard_queue.shard)
+        await find_floor(state, shard_queue, DEAD)
+    state.check()
+    tenant_queue = state.find_tenant_queue(queue, tenant or b"")
+    if tenant_queue is None:
         return [], []
     # atomic section
     leases: list[LeaseState] = []
     groups: dict[Shard, Group] = {}
     most, size = min(request.limit, DEAD_CLAIM_MAX), 0
-    for found, record in _found(_claimable(lane), most):
+    for found, record in _found(_claimable(tenant_queue), most):
         if leases and size + len(record) > CLAIM_BYTES_MAX:
             break
-        shard = found.bucket.shard
+        shard = found.shard_queue.shard
         if shard not in groups:
-            groups[shard] = shard.co.begin()
+            groups[shard] = shard.coalescer.begin()
         groups[shard].bytes += 600
         with groups[shard]:
-            leases.append(_grant(core, request, groups[shard], found, record))
+            leases.append(_grant(state, request, groups[shard], found, record))
         size += len(record)
         if len(leases) == most:
             break
-    core.totals.claimed += len(leases)
-    return leases, [(shard, shard.co.wait(group)) for shard, group in groups.items()]
+    state.totals.claimed += len(leases)
+    return leases, [(shard, shard.coalescer.wait(group)) for shard, group in groups.items()]
 
 
-def _claimable(lane: TenantQueue) -> list[ShardQueue]:
+def _claimable(tenant_queue: TenantQueue) -> list[ShardQueue]:
     """Where there are dead letters, and writes are taken."""
-    found = [bucket for bucket in lane.buckets if bucket is not None and bucket.dead]
-    return [b for b in found if b.shard.co.status <= STALLED and b.shard.co.takes_writes]
+    found = [
+        shard_queue
+        for shard_queue in tenant_queue.shard_queues
+        if shard_queue is not None and shard_queue.dead
+    ]
+    return [
+        b for b in found if b.shard.coalescer.status <= STALLED and b.shard.coalescer.takes_writes
+    ]
 
 
-def _found(buckets: Sequence[ShardQueue], most: int) -> list[tuple[_Found, bytes]]:
+def _found(shard_queues: Sequence[ShardQueue], most: int) -> list[tuple[_Found, bytes]]:
     """Up to ``most`` of them, the oldest of all shards first, with their records."""
     out: list[tuple[_Found, bytes]] = []
-    for bucket in buckets:
-        shard = bucket.shard
-        lower: bytes | None = bucket.floor(DEAD)
-        upper = prefix_end(bucket.prefix + DEAD)
+    for shard_queue in shard_queues:
+        shard = shard_queue.shard
+        lower: bytes | None = shard_queue.floor(DEAD)
+        upper = prefix_end(shard_queue.prefix + DEAD)
         taken = pages = size = 0
         while lower is not None and taken < most and pages < _PAGES_MAX:
             rows, lower = shard.overlay.scan_readable(lower, upper, most - taken)
@@ -153,7 +159,7 @@ def _found(buckets: Sequence[ShardQueue], most: int) -> list[tuple[_Found, bytes
                 if size > CLAIM_BYTES_MAX and (taken or some):
                     lower = None
                     break
-                some.append(_Found(key[-24:], key, raw, row, bucket))
+                some.append(_Found(key[-24:], key, raw, row, shard_queue))
             asked: list[Row] = [
                 (one.key, one.key[-16:], 0, 0, 0, one.row.record_bytes, None) for one in some
             ]
@@ -166,16 +172,16 @@ def _found(buckets: Sequence[ShardQueue], most: int) -> list[tuple[_Found, bytes
 
 
 def _grant(
-    core: EngineState, request: ClaimRequest, group: Group, found: _Found, record: bytes
+    state: EngineState, request: ClaimRequest, group: Group, found: _Found, record: bytes
 ) -> LeaseState:
     """Queue ``-q(x) +l`` and enter the lease. Its dedup key, if it still has one, is left alone."""
-    _, key, raw, row, bucket = found
-    shard, lane, task_id = bucket.shard, bucket.lane, TaskId(key[-16:])
+    _, key, raw, row, shard_queue = found
+    shard, tenant_queue, task_id = shard_queue.shard, shard_queue.tenant_queue, TaskId(key[-16:])
     times, policy, _, _, n_payload, n_face = lease_fields(record)
     created_us, died_us = TIMES.unpack(times)[0], int.from_bytes(key[-24:-16], "big") * 1000
-    now_us, now_mono = core.clock.wall_us(), core.clock.mono()
+    now_us, now_mono = state.clock.wall_us(), state.clock.mono()
     flags = row.flags << 1 | DEAD_LEASE | (EXPORTED if request.is_exported else 0)
-    epoch, token = shard.next_epoch, core.ids.token()
+    epoch, token = shard.next_epoch, state.ids.token()
     packed = encode_lease(
         LeaseRecord(
             flags,
@@ -192,15 +198,15 @@ def _grant(
             policy,
             NO_GHOST,
             0,
-            lane.queue,
-            lane.tenant,
+            tenant_queue.queue,
+            tenant_queue.tenant,
             request.worker,
             dead_row=raw,
         )
     )
-    lease = core.lease_type()
-    lease.core, lease.bucket = core, bucket
-    lease.codec = core.codecs.get(lane.queue) if core.codecs else None
+    lease = state.lease_type()
+    lease.state, lease.shard_queue = state, shard_queue
+    lease.codec = state.codecs.get(tenant_queue.queue) if state.codecs else None
     lease.task_id, lease.epoch, lease.token = task_id, epoch, token
     lease.record, lease.record_bytes = record, row.record_bytes
     lease.times = TIMES.pack(created_us, died_us)
@@ -212,11 +218,11 @@ def _grant(
     lease.face = record_face(record, n_payload, n_face) if n_face else b""
     lease.runs, lease.dead_row = None, raw
     group.ops += ((key, None), (LEASE + task_id, packed))
-    group.dirty[bucket] = None
+    group.dirty[shard_queue] = None
     shard.next_epoch = epoch + 1
-    bucket.dead -= 1
-    bucket.leased += 1
-    lane.flow.claimed += 1
-    core.leases[task_id] = lease
-    core.deadlines.watch([lease])
+    shard_queue.dead -= 1
+    shard_queue.leased += 1
+    tenant_queue.flow.claimed += 1
+    state.leases[task_id] = lease
+    state.deadlines.watch([lease])
     return lease

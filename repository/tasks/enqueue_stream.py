@@ -37,7 +37,7 @@ PayloadSource: TypeAlias = AsyncIterable[bytes] | Iterable[bytes] | _Readable
 
 
 async def enqueue_stream(
-    core: EngineState,
+    state: EngineState,
     shared: TaskTemplate,
     source: PayloadSource,
     task: NewTask,
@@ -46,22 +46,22 @@ async def enqueue_stream(
     """See ``Queue.enqueue_stream``.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         shared: of the queue.
         source: gives the payload.
         task: its options; without a payload.
         durable: True waits for an fsync, whatever the engine's mode.
     """
-    chunks = _chunks(core, source)
-    first = encoded_task(core, shared, task, core.clock.wall_us())  # refused here, if at all
-    core.check_intake()
+    chunks = _chunks(state, source)
+    first = encoded_task(state, shared, task, state.clock.wall_us())  # refused here, if at all
+    state.check_intake()
     if first.ghost is NO_GHOST:
-        check_one(core, first)
-    shard, task_id = route(core, first, core.clock.wall_us() // 1000)
+        check_one(state, first)
+    shard, task_id = route(state, first, state.clock.wall_us() // 1000)
     bodies = shard.bodies
     has_files = bodies is not None and not bodies.is_replica
-    kept_max = min(core.body_bytes_min - 1, WHOLE_BYTES_MAX) if has_files else WHOLE_BYTES_MAX
-    limit = core.limits.payload_bytes_max
+    kept_max = min(state.body_bytes_min - 1, WHOLE_BYTES_MAX) if has_files else WHOLE_BYTES_MAX
+    limit = state.limits.payload_bytes_max
     kept: list[bytes] = []
     kept_bytes = size = 0
     writer: PayloadWriter | None = None
@@ -74,48 +74,48 @@ async def enqueue_stream(
                 kept.append(chunk)
                 kept_bytes += len(chunk)
                 if writer is None and kept_bytes > kept_max:
-                    is_durable = core.is_fsync or bool(durable)
-                    writer = PayloadWriter(core, shard, is_durable=is_durable)
+                    is_durable = state.is_fsync or bool(durable)
+                    writer = PayloadWriter(state, shard, is_durable=is_durable)
                     stack.enter_context(writer.busy())
                 if writer is not None and kept_bytes >= WRITE_BYTES:
                     data = kept[0] if len(kept) == 1 else b"".join(kept)
                     kept, kept_bytes = [], 0
                     await writer.write(data)
-            now_us = core.clock.wall_us()
+            now_us = state.clock.wall_us()
             if writer is None:
                 whole = task._replace(payload=b"".join(kept))
-                core.check()
-                return await enqueue(core, encoded_task(core, shared, whole, now_us), durable)
+                state.check()
+                return await enqueue(state, encoded_task(state, shared, whole, now_us), durable)
             await writer.write(b"".join(kept))
             row = await writer.finish()
         finally:
             if writer is not None:
                 await writer.discard()
-        core.check_intake()
+        state.check_intake()
         like = EncodedTask(shared, 0, PRIORITY_DEFAULT, b"")
         like.set_body(b"", b"", size)
-        item = encoded_task(core, shared, task, core.clock.wall_us(), like)
-        item.record_bytes += size
-        item.body_row = row
-        return await enqueue_on(core, shard, item, task_id, core.clock.wall_us(), durable)
+        encoded = encoded_task(state, shared, task, state.clock.wall_us(), like)
+        encoded.record_bytes += size
+        encoded.body_row = row
+        return await enqueue_on(state, shard, encoded, task_id, state.clock.wall_us(), durable)
 
 
-def _chunks(core: EngineState, source: Any) -> AsyncIterator[bytes]:
+def _chunks(state: EngineState, source: Any) -> AsyncIterator[bytes]:
     """What a source gives. One that blocks is asked in a thread."""
     if isinstance(source, bytes | bytearray | memoryview | str):
         raise UsageError("enqueue_stream takes a file or an iterable of bytes: enqueue takes bytes")
     if isinstance(source, AsyncIterable):
         return _checked(source)
     if callable(getattr(source, "read", None)):
-        return _checked(_asked(core, partial(source.read, SLICE_BYTES), b""))
+        return _checked(_asked(state, partial(source.read, SLICE_BYTES), b""))
     if isinstance(source, Iterable):
-        return _checked(_asked(core, partial(next, iter(source), _END), _END))
+        return _checked(_asked(state, partial(next, iter(source), _END), _END))
     raise UsageError(
         f"enqueue_stream takes a file or an iterable of bytes, not {type(source).__name__}"
     )
 
 
-async def _asked(core: EngineState, ask: Callable[[], Any], end: object) -> AsyncIterator[Any]:
+async def _asked(state: EngineState, ask: Callable[[], Any], end: object) -> AsyncIterator[Any]:
     """What ``ask`` gives in a thread, until that is ``end``. None is no end: it is refused."""
 
     def step() -> Any:
@@ -124,7 +124,7 @@ async def _asked(core: EngineState, ask: Callable[[], Any], end: object) -> Asyn
         except StopIteration as exc:  # no future can bear one: the call would never be over
             raise RuntimeError("the source of enqueue_stream raised StopIteration") from exc
 
-    while (chunk := await core.spawner.run_in_thread(step)) != end:
+    while (chunk := await state.spawner.run_in_thread(step)) != end:
         yield chunk
 
 

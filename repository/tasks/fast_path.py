@@ -52,15 +52,15 @@ __all__ = [
 ]
 
 _receipt: Final = tuple.__new__  # what Receipt(…) does, without its Python frame
-PLAIN: Final = 9 - 5  # the window of the default priority
+PLAIN: Final = 9 - 5  # the ready cache of the default priority
 MANY_MAX = 1024
 MANY_BYTES_MAX: Final = 1 << 20
 
 
 def place_plain(
-    core: EngineState,
+    state: EngineState,
     group: Group,
-    bucket: ShardQueue,
+    shard_queue: ShardQueue,
     shared: TaskTemplate,
     encoded: Sequence[tuple[int, bytes]],
     slot: int,
@@ -70,7 +70,7 @@ def place_plain(
 
     Args:
         group: the open group of the task's shard; the rows go into it.
-        bucket: of the queue on the group's shard.
+        shard queue: of the queue on the group's shard.
         shared: of the queue.
         encoded: (kind, bytes) of each payload.
         slot: of the group's shard, for the new ids.
@@ -81,9 +81,13 @@ def place_plain(
     ops: list[Op] = []
     fresh_rows: dict[bytes, int] = {}
     before = len(group.ops)
-    heads, prefix, ready_key = shared.plain_heads, bucket.ready_prefixes[PLAIN], bucket.ready_key
-    ids = core.ids.run(now_us // 1000, slot, len(encoded))
-    seq, is_awaited = core.seq, core.claim_sets.waiting > 0
+    heads, prefix, ready_key = (
+        shared.plain_heads,
+        shard_queue.ready_prefixes[PLAIN],
+        shard_queue.ready_key,
+    )
+    ids = state.ids.run(now_us // 1000, slot, len(encoded))
+    seq, is_awaited = state.seq, state.claim_sets.waiting > 0
     rows: list[Row] = []
     receipts: list[Receipt] = []
     held = 0
@@ -102,57 +106,59 @@ def place_plain(
         held += size
         rows.append((key, key[-16:], 0, 0, 0, size, record))
         receipts.append(_receipt(Receipt, (task_id, False, None)))
-    core.seq = seq
+    state.seq = seq
     if group.events is not None:
         group.events.append(
-            pack_run(ENQUEUED, 5, 0, now_us, bucket.lane.tag, b"", [row[1] for row in rows])
+            pack_run(
+                ENQUEUED, 5, 0, now_us, shard_queue.tenant_queue.tag, b"", [row[1] for row in rows]
+            )
         )
     group.ops += ops
     fresh.update(fresh_rows)
-    core.totals.enqueued += len(rows)
-    bucket.lane.flow.enqueued += len(rows)
-    note_plain(core, group, bucket, rows, held)
+    state.totals.enqueued += len(rows)
+    shard_queue.tenant_queue.flow.enqueued += len(rows)
+    note_plain(state, group, shard_queue, rows, held)
     return receipts
 
 
 def note_plain(
-    core: EngineState, group: Group, bucket: ShardQueue, rows: list[Row], held: int
+    state: EngineState, group: Group, shard_queue: ShardQueue, rows: list[Row], held: int
 ) -> None:
     """The memory side of ready tasks of the default priority whose rows have just been queued.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         group: the open group of their shard.
-        bucket: where they are ready.
+        shard queue: where they are ready.
         rows: as ``ReadyCache`` holds them, by key; at least one.
         held: bytes of their records.
     """
-    window = bucket.windows[PLAIN]
+    ready_cache = shard_queue.ready_caches[PLAIN]
     is_all_in = is_all_out = False
-    if window is not None and bucket.ready:  # so the lane has its turn already
+    if ready_cache is not None and shard_queue.ready:  # so the tenant queue has its turn already
         is_all_in = (
-            window.is_complete
-            and len(window.rows) + len(rows) <= window.cap
-            and (not window.rows or rows[0][0] > window.rows[-1][0])
-            and core.held_bytes + held < core.held_bytes_max
+            ready_cache.is_complete
+            and len(ready_cache.rows) + len(rows) <= ready_cache.cap
+            and (not ready_cache.rows or rows[0][0] > ready_cache.rows[-1][0])
+            and state.held_bytes + held < state.held_bytes_max
         )
-        is_all_out = not window.is_complete and rows[0][0] > window.edge
-    if window is not None and is_all_in:
-        window.rows.extend(rows)
-        core.held_bytes += held
+        is_all_out = not ready_cache.is_complete and rows[0][0] > ready_cache.edge
+    if ready_cache is not None and is_all_in:
+        ready_cache.rows.extend(rows)
+        state.held_bytes += held
     if is_all_in or is_all_out:
-        bucket.occupied |= 1 << PLAIN
-        bucket.ready += len(rows)
-        group.dirty[bucket] = None
-        if core.claim_sets.is_noted:
-            core.waiters.note(bucket.lane, rows[0][0])
+        shard_queue.occupied |= 1 << PLAIN
+        shard_queue.ready += len(rows)
+        group.dirty[shard_queue] = None
+        if state.claim_sets.is_noted:
+            state.waiters.note(shard_queue.tenant_queue, rows[0][0])
     else:
         for row in rows:
-            core.note_ready(group, bucket, PLAIN, row)
+            state.note_ready(group, shard_queue, PLAIN, row)
 
 
 def submit_plain(
-    core: EngineState,
+    state: EngineState,
     shared: TaskTemplate,
     payload: Any,
     durable: bool | None,
@@ -173,44 +179,50 @@ def submit_plain(
         headers: as ``encode_headers`` packs them.
         face: as ``packed_face`` packs it.
     """
-    if not core.takes_plain or core.is_closed or (core.is_disk_low and admitted is None):
+    if not state.takes_plain or state.is_closed or (state.is_disk_low and admitted is None):
         return None
-    if type(payload) is bytes and len(payload) <= core.plain_bytes_max:
+    if type(payload) is bytes and len(payload) <= state.plain_bytes_max:
         kind, data = 0, payload
     else:
-        limit = core.limits.payload_bytes_max
+        limit = state.limits.payload_bytes_max
         kind, data = encode_value(payload, shared.codec, limit, "payload")
-        if len(data) > core.plain_bytes_max:
+        if len(data) > state.plain_bytes_max:
             return None
-    shards = core.shards
-    now_us = core.wall_ns() // 1000
+    shards = state.shards
+    now_us = state.wall_ns() // 1000
     if admitted is not None:
-        shard, task_id = core.shard_of(admitted), admitted
+        shard, task_id = state.shard_of(admitted), admitted
     elif len(shards) == 1:
         shard = shards[0]
-        if shard.co.waiting >= shard.co.submit_queue_max or shard.co.submit_line.queued:
+        if (
+            shard.coalescer.waiting >= shard.coalescer.submit_queue_max
+            or shard.coalescer.submit_line.queued
+        ):
             return None  # as below, but before an id is made for nothing
-        task_id = core.ids.new_unkeyed(now_us // 1000)
+        task_id = state.ids.new_unkeyed(now_us // 1000)
     else:
-        home = core.home  # full or stalled meanwhile: the general way looks for another
+        home = state.home  # full or stalled meanwhile: the general way looks for another
         chosen = home.shard if home.is_chosen else home.current()
         if chosen is None:
             return None
         shard = chosen
         home.stayed += 1
-        task_id = core.ids.new_within(now_us // 1000, home.first_slot, home.slots)
-    co = shard.co
-    if co.status > STALLED or (
-        (co.waiting >= co.submit_queue_max or co.submit_line.queued) and admitted is None
+        task_id = state.ids.new_within(now_us // 1000, home.first_slot, home.slots)
+    coalescer = shard.coalescer
+    if coalescer.status > STALLED or (
+        (coalescer.waiting >= coalescer.submit_queue_max or coalescer.submit_line.queued)
+        and admitted is None
     ):
         return None
-    lane = shared.lane
-    if lane is None or lane.is_dropped:
-        lane = shared.lane = core.lane(shared.queue, shared.tenant)
-    bucket = lane.buckets[shard.index]  # never kept: a shard that is led anew has others
-    if bucket is None:
-        bucket = lane.bucket(shard)
-    seq = core.seq = now_us if now_us > core.seq else core.seq + 1
+    tenant_queue = shared.tenant_queue
+    if tenant_queue is None or tenant_queue.is_dropped:
+        tenant_queue = shared.tenant_queue = state.tenant_queue(shared.queue, shared.tenant)
+    shard_queue = tenant_queue.shard_queues[
+        shard.index
+    ]  # never kept: a shard that is led anew has others
+    if shard_queue is None:
+        shard_queue = tenant_queue.shard_queue(shard)
+    seq = state.seq = now_us if now_us > state.seq else state.seq + 1
     size = len(data)
     if headers or face:
         names = shared.names + headers + face
@@ -238,64 +250,68 @@ def submit_plain(
         pack, middle, value = shared.plain.get(size) or shared.plain_parts(size)
         body = pack(shared.plain_heads[kind], now_us, seq, middle, data)
     record = body + checksum(body)
-    key = bucket.ready_key(bucket.ready_prefixes[PLAIN], seq, task_id)
-    group = co.begin(cost)
+    key = shard_queue.ready_key(shard_queue.ready_prefixes[PLAIN], seq, task_id)
+    group = coalescer.begin(cost)
     if group.events is not None:  # first: rows are queued when all is encoded
-        group.events.append(pack_one(ENQUEUED, 5, 0, 1, 0, now_us, task_id) + lane.tag)
+        group.events.append(pack_one(ENQUEUED, 5, 0, 1, 0, now_us, task_id) + tenant_queue.tag)
     ops = group.ops
     ops.append((TASK + task_id, record))
     group.fresh[key] = len(ops)
     ops.append((key, value))
-    core.totals.enqueued += 1
-    lane.flow.enqueued += 1
+    state.totals.enqueued += 1
+    tenant_queue.flow.enqueued += 1
     size = len(record)
-    window = bucket.windows[PLAIN]
+    ready_cache = shard_queue.ready_caches[PLAIN]
     if (  # as in ``place_plain``
-        window is not None
-        and window.is_complete
-        and len(window.rows) < window.cap
-        and (not window.rows or key > window.rows[-1][0])
-        and core.held_bytes < core.held_bytes_max
+        ready_cache is not None
+        and ready_cache.is_complete
+        and len(ready_cache.rows) < ready_cache.cap
+        and (not ready_cache.rows or key > ready_cache.rows[-1][0])
+        and state.held_bytes < state.held_bytes_max
     ):
-        if not bucket.ready:  # else the lane has its turn already
-            lane.topic.turns.setdefault(lane.tenant)
-        window.rows.append((key, key[-16:], 0, 0, 0, size, record))
-        bucket.occupied |= 1 << PLAIN
-        bucket.ready += 1
-        core.held_bytes += size
-        group.dirty[bucket] = None
-        if core.claim_sets.is_noted:
-            core.waiters.note(lane, key)
+        if not shard_queue.ready:  # else the tenant queue has its turn already
+            tenant_queue.queue_state.turns.setdefault(tenant_queue.tenant)
+        ready_cache.rows.append((key, key[-16:], 0, 0, 0, size, record))
+        shard_queue.occupied |= 1 << PLAIN
+        shard_queue.ready += 1
+        state.held_bytes += size
+        group.dirty[shard_queue] = None
+        if state.claim_sets.is_noted:
+            state.waiters.note(tenant_queue, key)
     else:
-        core.note_ready(group, bucket, PLAIN, (key, key[-16:], 0, 0, 0, size, record))
+        state.note_ready(group, shard_queue, PLAIN, (key, key[-16:], 0, 0, 0, size, record))
     receipt: Receipt = _receipt(Receipt, (task_id, False, None))
     if durable is True:
-        return co.wait(group, None, is_durable=True), receipt
-    if co.inline_left and co.commit_now(group):
+        return coalescer.wait(group, None, is_durable=True), receipt
+    if coalescer.inline_left and coalescer.commit_now(group):
         return None, receipt
-    future = core.future() if waiter is None else waiter
+    future = state.future() if waiter is None else waiter
     group.waiters.append((future, receipt))
     return future, receipt
 
 
-def line_of(core: EngineState, payload: bytes) -> tuple[Shard, TaskId] | None:
+def line_of(state: EngineState, payload: bytes) -> tuple[Shard, TaskId] | None:
     """Where a caller of ``submit_plain`` has to stand in line, and the id of its task.
 
     None: there is no line, or the task goes the general way.
     """
-    if not core.takes_plain or core.is_disk_low or len(payload) > core.plain_bytes_max:
+    if not state.takes_plain or state.is_disk_low or len(payload) > state.plain_bytes_max:
         return None
-    for shard in core.shards:
-        co = shard.co
-        if co.status <= STALLED and co.waiting < co.submit_queue_max and not co.submit_line.queued:
+    for shard in state.shards:
+        coalescer = shard.coalescer
+        if (
+            coalescer.status <= STALLED
+            and coalescer.waiting < coalescer.submit_queue_max
+            and not coalescer.submit_line.queued
+        ):
             return None
-    task_id = as_task_id(core.healthy_id(core.wall_ns() // 1_000_000))
-    shard = core.shard_of(task_id)
-    return None if shard.co.has_capacity else (shard, task_id)
+    task_id = as_task_id(state.healthy_id(state.wall_ns() // 1_000_000))
+    shard = state.shard_of(task_id)
+    return None if shard.coalescer.has_capacity else (shard, task_id)
 
 
 def submit_plain_many(
-    core: EngineState,
+    state: EngineState,
     shared: TaskTemplate,
     tasks: Sequence[Any],
     durable: bool | None,
@@ -309,39 +325,39 @@ def submit_plain_many(
         durable: True waits for an fsync, whatever the engine's mode.
         waiter: gets the receipts, in place of a future; not with ``durable``.
     """
-    if not core.takes_plain or core.is_disk_low or not 0 < len(tasks) <= MANY_MAX:
+    if not state.takes_plain or state.is_disk_low or not 0 < len(tasks) <= MANY_MAX:
         return None
-    values = plain_values(shared, tasks, core.limits.payload_bytes_max, core.plain_bytes_max)
+    values = plain_values(shared, tasks, state.limits.payload_bytes_max, state.plain_bytes_max)
     if values is None:
         return None
     encoded, size = values
     size += 300 * len(encoded)
-    if len(core.shards) == 1:
-        shard, slot = core.shards[0], core.ids.slot()
+    if len(state.shards) == 1:
+        shard, slot = state.shards[0], state.ids.slot()
     else:
-        home = core.home
+        home = state.home
         chosen = home.current()
         if chosen is None:
             return None
-        shard, slot = chosen, core.ids.slot_within(home.first_slot, home.slots)
+        shard, slot = chosen, state.ids.slot_within(home.first_slot, home.slots)
         home.stayed += len(encoded)
-    co = shard.co
-    if size > MANY_BYTES_MAX or not co.has_capacity or co.status > STALLED:
+    coalescer = shard.coalescer
+    if size > MANY_BYTES_MAX or not coalescer.has_capacity or coalescer.status > STALLED:
         return None
-    if size > co.submission_bytes_max:
+    if size > coalescer.submission_bytes_max:
         return None
-    now_us = core.wall_ns() // 1000
-    bucket = core.lane(shared.queue, shared.tenant).bucket(shard)
-    group = co.begin(size)
-    receipts = place_plain(core, group, bucket, shared, encoded, slot, now_us)
+    now_us = state.wall_ns() // 1000
+    shard_queue = state.tenant_queue(shared.queue, shared.tenant).shard_queue(shard)
+    group = coalescer.begin(size)
+    receipts = place_plain(state, group, shard_queue, shared, encoded, slot, now_us)
     if waiter is not None:
         group.waiters.append((waiter, receipts))
         return waiter, receipts
-    return co.wait(group, receipts, is_durable=durable is True), receipts
+    return coalescer.wait(group, receipts, is_durable=durable is True), receipts
 
 
 def submit_claim(
-    core: EngineState,
+    state: EngineState,
     request: ClaimRequest,
     waiter: Future | None = None,
     is_admitted: bool = False,
@@ -349,40 +365,40 @@ def submit_claim(
     """Queue a claim of one task whose body is in memory. No future: it is committed already.
 
     Args:
-        request: the lease is of ``core.lease_type``.
+        request: the lease is of ``state.lease_type``.
         waiter: gets the leases, in place of a future.
         is_admitted: the caller has stood in line.
     """
-    taken = take_one(core, request, is_caller=not is_admitted)
+    taken = take_one(state, request, is_caller=not is_admitted)
     if taken is None:
         return None
     leases, group = taken
-    co = leases[0].bucket.shard.co
-    core.totals.claimed += 1
+    coalescer = leases[0].shard_queue.shard.coalescer
+    state.totals.claimed += 1
     try:
-        if co.inline_left and co.commit_now(group):
+        if coalescer.inline_left and coalescer.commit_now(group):
             return None, leases
     except LodeqError:
         drop(leases)
         raise
-    future = core.future() if waiter is None else waiter
+    future = state.future() if waiter is None else waiter
     group.waiters.append((future, leases))
     return future, leases
 
 
 def claim_in_turn(
-    core: EngineState, request: ClaimRequest, future: Future, taken: list[Any]
+    state: EngineState, request: ClaimRequest, future: Future, taken: list[Any]
 ) -> tuple[Future | None, list[Any]] | None:
     """``submit_claim`` for a line: ``taken`` gets the leases, for a caller who is cancelled.
 
     Args:
-        request: the lease is of ``core.lease_type``.
+        request: the lease is of ``state.lease_type``.
         future: gets the leases.
         taken: gets them when they are granted, before that is committed.
     """
-    if core.is_closed:
+    if state.is_closed:
         return None
-    submitted = submit_claim(core, request, future, True)
+    submitted = submit_claim(state, request, future, True)
     if submitted is not None:
         taken += submitted[1]
     return submitted
@@ -406,27 +422,34 @@ def submit_complete(
         waiter: gets the answer, in place of a future; not with ``durable``.
         is_admitted: the caller has stood in line.
     """
-    core: EngineState = lease.core
-    if type(result) is bytes and core.stores_plain and len(result) <= core.limits.result_bytes_max:
+    state: EngineState = lease.state
+    if (
+        type(result) is bytes
+        and state.stores_plain
+        and len(result) <= state.limits.result_bytes_max
+    ):
         flags, value, raw_bytes = HAS_VALUE, result, len(result)
     else:
-        flags, value, raw_bytes = encode_result(core, lease, result)
-    co = lease.bucket.shard.co
+        flags, value, raw_bytes = encode_result(state, lease, result)
+    coalescer = lease.shard_queue.shard.coalescer
     if (
         not lease.is_live
-        or core.is_closed
-        or ((co.waiting >= co.submit_queue_max or co.submit_line.queued) and not is_admitted)
+        or state.is_closed
+        or (
+            (coalescer.waiting >= coalescer.submit_queue_max or coalescer.submit_line.queued)
+            and not is_admitted
+        )
     ):
         return None
-    if core.leases.get(lease.task_id) is not lease:
+    if state.leases.get(lease.task_id) is not lease:
         return None
-    group = co.begin(300 + len(value))
-    finish_one(core, group, lease, flags, value, raw_bytes, keep)
-    core.totals.completed += 1
+    group = coalescer.begin(300 + len(value))
+    finish_one(state, group, lease, flags, value, raw_bytes, keep)
+    state.totals.completed += 1
     if durable is True:
-        return (co.wait(group, None, is_durable=True),)
-    if co.inline_left and co.commit_now(group):
+        return (coalescer.wait(group, None, is_durable=True),)
+    if coalescer.inline_left and coalescer.commit_now(group):
         return (None,)
-    future = core.future() if waiter is None else waiter
+    future = state.future() if waiter is None else waiter
     group.waiters.append((future, None))
     return (future,)

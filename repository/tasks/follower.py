@@ -1,8 +1,8 @@
 """Memory of a shard that another replica leads: counts, and nothing that acts.
 
 Reads are local. Most go to the rows anyway; the counts are kept by the counter rows in the entries
-as they are applied, leases are read from their rows when somebody asks. There are no windows, no
-lease table, no deadlines: nothing here may decide anything, and what might would be stale after
+as they are applied, leases are read from their rows when somebody asks. There are no ready caches,
+no lease table, no deadlines: nothing here may decide anything, and what might would be stale after
 the next entry. A leader's memory is therefore never *converted* into a follower's or back; both
 ways it is dropped and built from the rows (the mistake to avoid: a new leader that claims from
 memory it had as a follower).
@@ -55,49 +55,52 @@ __all__ = [
 _Leases = list[tuple[bytes, LeaseRecord]]
 
 
-def reload_counts(core: EngineState, shard: Shard) -> Generator[None, None, None]:
+def reload_counts(state: EngineState, shard: Shard) -> Generator[None, None, None]:
     """Count anew from the rows, after ``drop_counts``; in slices.
 
     Entries that are applied meanwhile are followed: what a slice reads is no older than they are.
     Pauses and settings hold all the time; one that never became a row goes at the end.
     """
-    yield from counter_slices(core, shard)
+    yield from counter_slices(state, shard)
     if shard.index == 0:  # where the rows of pauses and settings live
-        for queue, topic in list(core.topics.items()):
-            if topic.is_paused and shard.overlay.get(pause_key(queue, ALL_TENANTS_MARK)) is None:
-                core.set_pause(queue, None, is_paused=False)
-            for n, (tenant, lane) in enumerate(list(topic.lanes.items())):
-                if lane.is_paused and shard.overlay.get(pause_key(queue, tenant)) is None:
-                    core.set_pause(queue, tenant, is_paused=False)
+        for queue, queue_state in list(state.queue_states.items()):
+            if (
+                queue_state.is_paused
+                and shard.overlay.get(pause_key(queue, ALL_TENANTS_MARK)) is None
+            ):
+                state.set_pause(queue, None, is_paused=False)
+            for n, (tenant, tenant_queue) in enumerate(list(queue_state.tenant_queues.items())):
+                if tenant_queue.is_paused and shard.overlay.get(pause_key(queue, tenant)) is None:
+                    state.set_pause(queue, tenant, is_paused=False)
                 if n % SLICE == 0:
                     yield
-        for n, queue in enumerate(list(core.rules)):
+        for n, queue in enumerate(list(state.rules)):
             key = queue_settings_key(queue)
-            load_rules(core, shard, key, shard.overlay.get(key))
+            load_rules(state, shard, key, shard.overlay.get(key))
             if n % SLICE == 0:
                 yield
 
 
-def drop_counts(core: EngineState, shard: Shard) -> None:
+def drop_counts(state: EngineState, shard: Shard) -> None:
     """Drop all memory of the shard but for pauses: other shards' tasks are held by them, too."""
-    for lease in list(core.leases.values()):
-        if lease.bucket.shard is shard:
-            core.end_lease(lease)  # its next call raises LeaseLostError
-    for topic in core.topics.values():
-        for lane in topic.lanes.values():
-            bucket = lane.buckets[shard.index]
-            if bucket is not None:
-                bucket.next_due_ms = NEVER_MS  # whatever is filed of it is stale now
-                core.let_go(bucket)
-                lane.buckets[shard.index] = None
-    core.claim_sets.forget_all()
-    shard.buckets_by_hash.clear()
+    for lease in list(state.leases.values()):
+        if lease.shard_queue.shard is shard:
+            state.end_lease(lease)  # its next call raises LeaseLostError
+    for queue_state in state.queue_states.values():
+        for tenant_queue in queue_state.tenant_queues.values():
+            shard_queue = tenant_queue.shard_queues[shard.index]
+            if shard_queue is not None:
+                shard_queue.next_due_ms = NEVER_MS  # whatever is filed of it is stale now
+                state.let_go(shard_queue)
+                tenant_queue.shard_queues[shard.index] = None
+    state.claim_sets.forget_all()
+    shard.shard_queues_by_hash.clear()
     shard.results = shard.swept_ms = 0
     shard.next_expiry_ms = NEVER_MS
     shard.expiry_head = EXPIRY
 
 
-def note_rows(core: EngineState, shard: Shard, ops: Sequence[Op]) -> None:
+def note_rows(state: EngineState, shard: Shard, ops: Sequence[Op]) -> None:
     """The rows of an entry were applied: follow counts, pauses, settings; wake waits for results.
 
     A malformed row is reported as an anomaly: it is in the log, and so in every replica.
@@ -105,50 +108,52 @@ def note_rows(core: EngineState, shard: Shard, ops: Sequence[Op]) -> None:
     for key, value in ops:
         if key.startswith((COUNTERS, PAUSE, QUEUE_SETTINGS)):
             try:
-                _note_row(core, shard, key, value)
+                _note_row(state, shard, key, value)
             except RecordCorruptError as error:
-                core.anomaly(f"shard {shard.index}: an entry of its log: {error}")
+                state.anomaly(f"shard {shard.index}: an entry of its log: {error}")
         elif key in (SECRET, OLD_GHOSTS):
             load_dedup(shard)
-        elif core.result_waiters and value is not None and key.startswith(RESULT):
-            for future in core.result_waiters.pop(key[len(RESULT) :], ()):
+        elif state.result_waiters and value is not None and key.startswith(RESULT):
+            for future in state.result_waiters.pop(key[len(RESULT) :], ()):
                 if not future.done():
                     future.set_result(True)
 
 
-def _note_row(core: EngineState, shard: Shard, key: bytes, value: bytes | None) -> None:
+def _note_row(state: EngineState, shard: Shard, key: bytes, value: bytes | None) -> None:
     if key.startswith(QUEUE_SETTINGS):
-        load_rules(core, shard, key, value)
+        load_rules(state, shard, key, value)
         return
     if key.startswith(PAUSE):
         queue, tenant = decode_pause_key(key)
         whom = None if tenant == ALL_TENANTS_MARK else tenant
-        core.set_pause(queue, whom, is_paused=value is not None)
+        state.set_pause(queue, whom, is_paused=value is not None)
         return
     queue, tenant = decode_counters_key(key)
     counts = Counters() if value is None else decode_counters(value)
-    bucket = core.lane(queue, tenant).bucket(shard)
-    shard.results += counts.results - bucket.results
-    bucket.ready, bucket.delayed, bucket.leased = counts[:3]
-    bucket.dead, bucket.results, bucket.waiting = counts[3:]
+    shard_queue = state.tenant_queue(queue, tenant).shard_queue(shard)
+    shard.results += counts.results - shard_queue.results
+    shard_queue.ready, shard_queue.delayed, shard_queue.leased = counts[:3]
+    shard_queue.dead, shard_queue.results, shard_queue.waiting = counts[3:]
 
 
-def foreign_head_seq(lane: TenantQueue) -> int | None:
+def foreign_head_seq(tenant_queue: TenantQueue) -> int | None:
     """The least seq of the ready rows on shards led elsewhere: a seek for each priority."""
     found: list[int] = []
-    for bucket in lane.buckets:
-        if bucket is None or not bucket.ready:
+    for shard_queue in tenant_queue.shard_queues:
+        if shard_queue is None or not shard_queue.ready:
             continue
-        if bucket.shard.co.is_following:
+        if shard_queue.shard.coalescer.is_following:
             rows: Rows = []
-            for prefix in bucket.ready_prefixes:
-                part, following = bucket.shard.overlay.scan_readable(prefix, prefix_end(prefix), 1)
+            for prefix in shard_queue.ready_prefixes:
+                part, following = shard_queue.shard.overlay.scan_readable(
+                    prefix, prefix_end(prefix), 1
+                )
                 rows += part
                 if not part and following is not None:  # behind many deleted ones
-                    prefix = bucket.prefix + READY
-                    scan_back = bucket.shard.overlay.scan_back
-                    if bucket.ready <= SLICE:
-                        rows += scan_back(prefix, prefix_end(prefix), bucket.ready)
+                    prefix = shard_queue.prefix + READY
+                    scan_back = shard_queue.shard.overlay.scan_back
+                    if shard_queue.ready <= SLICE:
+                        rows += scan_back(prefix, prefix_end(prefix), shard_queue.ready)
                     break
             found += [int.from_bytes(key[-24:-16], "big") for key, _ in rows]
     return min(found, default=None)
@@ -156,27 +161,27 @@ def foreign_head_seq(lane: TenantQueue) -> int | None:
 
 def foreign_lease(shard: Shard, task_id: bytes) -> LeaseRecord | None:
     """The row of a lease that is not in the lease table: on a shard led elsewhere, or poisoned."""
-    if shard.co.takes_writes:
+    if shard.coalescer.takes_writes:
         return None
     raw = shard.store.get(LEASE + task_id)
     return None if raw is None else decode_lease(raw)
 
 
-def foreign_leases(core: EngineState) -> list[tuple[Shard, bytes, LeaseRecord]]:
+def foreign_leases(state: EngineState) -> list[tuple[Shard, bytes, LeaseRecord]]:
     """(shard, id, lease) of every lease that was granted by another replica; blocks."""
     found: list[tuple[Shard, bytes, LeaseRecord]] = []
-    for shard in core.hosted:
-        if shard.co.is_following:
-            found += [(shard, *one) for one in _all_of(foreign_lease_parts(core, shard))]
+    for shard in state.hosted:
+        if shard.coalescer.is_following:
+            found += [(shard, *one) for one in _all_of(foreign_lease_parts(state, shard))]
     return found
 
 
-def foreign_lease_parts(core: EngineState, shard: Shard) -> Generator[None, None, _Leases]:
+def foreign_lease_parts(state: EngineState, shard: Shard) -> Generator[None, None, _Leases]:
     """Read (id, lease) of every lease of a shard led elsewhere: a part a step, in any thread.
 
     One whose row is damaged does not say whose it is, and is left to ``verify``.
     """
-    counted = _counted_leases(core, shard)
+    counted = _counted_leases(state, shard)
     return _lease_parts(shard, counted or [], LEASE if counted is None else None)
 
 
@@ -202,13 +207,20 @@ def _lease_parts(shard: Shard, rows: Rows, at: bytes | None) -> Generator[None, 
         rows, at = shard.store.scan_part(at, LEASE_END, SLICE)
 
 
-def _counted_leases(core: EngineState, shard: Shard) -> Rows | None:
+def _counted_leases(state: EngineState, shard: Shard) -> Rows | None:
     """All lease rows, found from the end: as many as the counter rows say; None: not known.
 
     So the deleted ones in front of them, nearly always far more, are not met.
     """
-    lanes = (lane for topic in core.topics.values() for lane in topic.lanes.values())
-    keys = [counters_key(lane.queue, lane.tenant) for lane in islice(lanes, SLICE + 1)]
+    tenant_queues = (
+        tenant_queue
+        for queue_state in state.queue_states.values()
+        for tenant_queue in queue_state.tenant_queues.values()
+    )
+    keys = [
+        counters_key(tenant_queue.queue, tenant_queue.tenant)
+        for tenant_queue in islice(tenant_queues, SLICE + 1)
+    ]
     if len(keys) > SLICE:
         return None
     try:

@@ -26,20 +26,20 @@ __all__ = ["claim_in_line", "complete_in_line", "enqueue_in_line"]
 
 
 async def enqueue_in_line(
-    core: EngineState, co: Coalescer, shared: TaskTemplate, payload: bytes, task_id: TaskId
+    state: EngineState, coalescer: Coalescer, shared: TaskTemplate, payload: bytes, task_id: TaskId
 ) -> Receipt | None:
     """The receipt of a plain enqueue; None: its caller is admitted.
 
     Args:
-        co: of the task's shard.
+        coalescer: of the task's shard.
         shared: of the queue.
         payload: at most ``plain_bytes_max`` bytes.
         task_id: as ``line_of`` gave it.
 
     Cancellation: in the line nothing has happened; once it is submitted it happens.
     """
-    future, line = core.future(), co.submit_line
-    call = (core, shared, payload, None, future, task_id)
+    future, line = state.future(), coalescer.submit_line
+    call = (state, shared, payload, None, future, task_id)
     line.enter(future, len(payload) + 300, submit_plain, call)
     try:
         outcome = await future
@@ -50,20 +50,20 @@ async def enqueue_in_line(
         receipt: Receipt = outcome
         return receipt
     line.leave(future)
-    core.check()
+    state.check()
     return None
 
 
 async def claim_in_line(
-    core: EngineState, co: Coalescer, request: ClaimRequest
+    state: EngineState, coalescer: Coalescer, request: ClaimRequest
 ) -> list[Any] | None:
     """The leases of a plain claim; None: its caller is admitted, also where nothing is ready.
 
     Cancellation: the task it took, if any, goes back by itself.
     """
-    future, line = core.future(), co.submit_line
+    future, line = state.future(), coalescer.submit_line
     taken: list[Any] = []
-    line.enter(future, 500, claim_in_turn, (core, request, future, taken))
+    line.enter(future, 500, claim_in_turn, (state, request, future, taken))
     try:
         leases = await future
     except LodeqError:
@@ -71,30 +71,30 @@ async def claim_in_line(
         raise
     except BaseException:
         line.leave(future)
-        give_back(core, taken)
+        give_back(state, taken)
         raise
     if leases is not ADMITTED:
         return taken
     line.leave(future)
-    core.check()
+    state.check()
     return None
 
 
 async def complete_in_line(
-    lease: LeaseState, co: Coalescer, result: bytes | None, *, keep: bool
+    lease: LeaseState, coalescer: Coalescer, result: bytes | None, *, keep: bool
 ) -> bool:
     """Whether the end of a live lease is committed; else its caller is admitted.
 
     Args:
         lease: in the engine's lease table.
-        co: of its shard.
+        coalescer: of its shard.
         result: at most ``Limits.result_bytes_max`` bytes.
         keep: False stores no result.
 
     Cancellation: in the line nothing has happened; once it is submitted it happens.
     """
-    core: Any = lease.core
-    future, line = core.future(), co.submit_line
+    state: Any = lease.state
+    future, line = state.future(), coalescer.submit_line
     cost = 300 if result is None else 300 + len(result)
     line.enter(future, cost, submit_complete, (lease, result, keep, None, future, True))
     try:
@@ -105,5 +105,5 @@ async def complete_in_line(
     if answer is not ADMITTED:
         return True
     line.leave(future)
-    core.check()
+    state.check()
     return False

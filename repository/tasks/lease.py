@@ -59,7 +59,7 @@ class Lease(LeaseState):
 
     __slots__ = ()
 
-    core: EngineState
+    state: EngineState
 
     def __repr__(self) -> str:
         return f"<Lease {self.task_id} attempt={self.attempt} live={self.is_live}>"
@@ -69,12 +69,12 @@ class Lease(LeaseState):
     @property
     def queue(self) -> str:
         """The queue it came from."""
-        return self.bucket.lane.queue.decode()
+        return self.shard_queue.tenant_queue.queue.decode()
 
     @property
     def tenant(self) -> str:
         """The tenant it belongs to."""
-        return self.bucket.lane.tenant.decode()
+        return self.shard_queue.tenant_queue.tenant.decode()
 
     @property
     def policy(self) -> Policy:
@@ -89,7 +89,7 @@ class Lease(LeaseState):
     @property
     def deadline(self) -> datetime:
         """When the lease may be reaped, as wall time (measured on the monotonic clock)."""
-        clock = self.core.clock
+        clock = self.state.clock
         left = timedelta(seconds=self.deadline_mono - clock.mono())
         return datetime.fromtimestamp(clock.wall_us() / 1e6, UTC) + left
 
@@ -133,7 +133,7 @@ class Lease(LeaseState):
 
         Durability: nothing is written. Cancellation: nothing has happened.
         """
-        self.core.check()
+        self.state.check()
         if not is_streamed(self._part()[5]):
             return self.payload
         async with await self.open_payload() as reader:
@@ -155,17 +155,17 @@ class Lease(LeaseState):
 
         Durability: nothing is written. Cancellation: nothing has happened.
         """
-        self.core.check()
+        self.state.check()
         check_slice(slice_bytes)
         record = self._part()[5]
         if not is_streamed(record):
-            return PayloadReader(self.core, self.stored[1], slice_bytes)
+            return PayloadReader(self.state, self.stored[1], slice_bytes)
         if not self.is_live:
             raise LeaseLostError(
                 f"the lease of task {self.task_id} has ended", task_id=self.task_id
             )
         return await open_streamed(
-            self.core, self.bucket.shard, self.task_id, record_id_in(record), slice_bytes
+            self.state, self.shard_queue.shard, self.task_id, record_id_in(record), slice_bytes
         )
 
     @property
@@ -238,7 +238,7 @@ class Lease(LeaseState):
             longest length they were given, which is queued to be written and not waited for).
         Cancellation: nothing to cancel; it does not wait.
         """
-        self.core.check()
+        self.state.check()
         lease_operations.heartbeat(
             self, self.lease_s if seconds is None else duration_s(seconds, "seconds")
         )
@@ -261,7 +261,7 @@ class Lease(LeaseState):
         Durability: queued to be written with what comes next, and not waited for.
         Cancellation: nothing to cancel; it does not wait.
         """
-        self.core.check()
+        self.state.check()
         lease_operations.report_progress(self, fraction, note)
 
     async def complete(
@@ -293,19 +293,19 @@ class Lease(LeaseState):
             power cut (fsync, or durable=True).
         Cancellation: while waiting for a turn nothing has happened; in the last wait it happens.
         """
-        self.core.check()
+        self.state.check()
         if durable is not None:
-            check_durable(self.core, durable)
+            check_durable(self.state, durable)
         is_admitted = False
         if not then:
             submitted = fast_path.submit_complete(self, result, keep, durable)
             if submitted is None and (result is None or type(result) is bytes):
-                co = self.bucket.shard.co
-                if self.is_live and not co.has_capacity:
+                coalescer = self.shard_queue.shard.coalescer
+                if self.is_live and not coalescer.has_capacity:
                     if durable is True:
-                        await co.wait_in_line()
-                        self.core.check()
-                    elif await complete_in_line(self, co, result, keep=keep):
+                        await coalescer.wait_in_line()
+                        self.state.check()
+                    elif await complete_in_line(self, coalescer, result, keep=keep):
                         return
                     is_admitted = True
                     submitted = fast_path.submit_complete(self, result, keep, durable, None, True)
@@ -373,7 +373,7 @@ class Lease(LeaseState):
 
         Durability: as ``complete``. Cancellation: in the last wait it happens.
         """
-        self.core.check()
+        self.state.check()
         await lease_operations.redrive(self)
 
     async def cancel(self) -> None:
@@ -402,13 +402,13 @@ class Lease(LeaseState):
         elif isinstance(error, Exception):
             await self.nack(reason=repr(error))
         else:  # cancelled, or the process is on its way out: no await may be left to wait for
-            give_back(self.core, [self])
+            give_back(self.state, [self])
 
 
-def restored(core: EngineState, bucket: ShardQueue, fill: Callable[[Lease], None]) -> Lease:
+def restored(state: EngineState, shard_queue: ShardQueue, fill: Callable[[Lease], None]) -> Lease:
     """A lease found on disk at open: it has no payload, only what the reaper needs."""
     lease = Lease()
-    lease.core, lease.bucket, lease.record, lease.codec = core, bucket, None, None
+    lease.state, lease.shard_queue, lease.record, lease.codec = state, shard_queue, None, None
     lease.is_live = True
     fill(lease)
     return lease

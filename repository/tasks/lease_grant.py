@@ -28,27 +28,27 @@ _as_task_id: Final = as_task_id
 
 
 def lease_tail(
-    policy: bytes, bucket: ShardQueue, worker: bytes
+    policy: bytes, shard_queue: ShardQueue, worker: bytes
 ) -> tuple[Callable[..., bytes], bytes]:
     """The constant part of the lease record of a task without a ghost, and what packs it."""
-    if len(bucket.tails) >= 256:
-        bucket.tails.clear()
-    lane = bucket.lane
-    tail = encode_lease_tail(policy, NO_GHOST, 0, lane.queue, lane.tenant, worker)
-    parts = bucket.tails[policy, worker] = lease_packer(len(tail)), tail
+    if len(shard_queue.tails) >= 256:
+        shard_queue.tails.clear()
+    tenant_queue = shard_queue.tenant_queue
+    tail = encode_lease_tail(policy, NO_GHOST, 0, tenant_queue.queue, tenant_queue.tenant, worker)
+    parts = shard_queue.tails[policy, worker] = lease_packer(len(tail)), tail
     return parts
 
 
 def grant(
-    core: EngineState,
+    state: EngineState,
     request: ClaimRequest,
     group: Group,
-    bucket: ShardQueue,
+    shard_queue: ShardQueue,
     rows: Iterable[tuple[Row, bytes]],
     now_us: int,
     now_mono: float,
     leases: list[LeaseState],
-    buckets: Sequence[ShardQueue] = (),
+    shard_queues: Sequence[ShardQueue] = (),
 ) -> None:
     """Queue ``-q(r) +l`` and enter the lease of each row: from here on it is this worker's.
 
@@ -58,29 +58,35 @@ def grant(
 
     Args:
         group: the open group of the task's shard; the rows go into it.
-        bucket: of the first row.
+        shard queue: of the first row.
         rows: (row, record), popped, in claim order.
         now_us: wall microseconds.
         now_mono: monotonic seconds: the deadline counts from it.
         leases: added to; what is raised concerns the rows behind those.
-        buckets: of each row, on one shard; none where all rows are of ``bucket``.
+        shard queues: of each row, on one shard; none where all rows are of ``shard_queue``.
     """
-    make, live, ids, lane, shard = core.lease_type, core.leases, core.ids, bucket.lane, bucket.shard
-    ops, fresh, tails, flow = group.ops, group.fresh, bucket.tails, lane.flow
+    make, live, ids, tenant_queue, shard = (
+        state.lease_type,
+        state.leases,
+        state.ids,
+        shard_queue.tenant_queue,
+        shard_queue.shard,
+    )
+    ops, fresh, tails, flow = group.ops, group.fresh, shard_queue.tails, tenant_queue.flow
     lease_s, lease_ms, worker = request.lease_s, request.lease_ms, request.worker
     deadline_mono = now_mono + lease_s
     exported = EXPORTED if request.is_exported else 0
-    codec = core.codecs.get(lane.queue) if core.codecs else None
-    group.dirty[bucket] = None
+    codec = state.codecs.get(tenant_queue.queue) if state.codecs else None
+    group.dirty[shard_queue] = None
     at = before = len(leases)
     for (key, raw_id, attempts, flags, expires_ms, size, _), record in rows:
-        if buckets:
-            if buckets[at - before] is not bucket:
-                bucket = buckets[at - before]
-                lane = bucket.lane
-                tails, flow = bucket.tails, lane.flow
-                codec = core.codecs.get(lane.queue) if core.codecs else None
-                group.dirty[bucket] = None
+        if shard_queues:
+            if shard_queues[at - before] is not shard_queue:
+                shard_queue = shard_queues[at - before]
+                tenant_queue = shard_queue.tenant_queue
+                tails, flow = shard_queue.tails, tenant_queue.flow
+                codec = state.codecs.get(tenant_queue.queue) if state.codecs else None
+                group.dirty[shard_queue] = None
             at += 1
         times, policy, ghost, ghost_expires_ms, n_payload, n_face = lease_fields(record)
         if flags & MOVED_ROW:  # the seq of its record is not the one it became ready with
@@ -90,10 +96,10 @@ def grant(
         lease_flags, priority = flags << 1 | exported, 9 - key[-25]
         epoch, token = shard.next_epoch, ids.tokens.pop() if ids.tokens else ids.token()
         if ghost == NO_GHOST:
-            pack, tail = tails.get((policy, worker)) or lease_tail(policy, bucket, worker)
+            pack, tail = tails.get((policy, worker)) or lease_tail(policy, shard_queue, worker)
         else:
             tail = encode_lease_tail(
-                policy, ghost, ghost_expires_ms, lane.queue, lane.tenant, worker
+                policy, ghost, ghost_expires_ms, tenant_queue.queue, tenant_queue.tenant, worker
             )
             pack = lease_packer(len(tail))
         body = pack(
@@ -112,7 +118,7 @@ def grant(
         )
         op = (LEASE + task_id, body + checksum(body))
         lease = make()
-        lease.core, lease.bucket, lease.codec = core, bucket, codec
+        lease.state, lease.shard_queue, lease.codec = state, shard_queue, codec
         lease.task_id, lease.epoch, lease.token = task_id, epoch, token
         lease.record, lease.record_bytes, lease.times = record, size, times
         lease.packed_policy, lease.ghost, lease.ghost_expires_ms = policy, ghost, ghost_expires_ms
@@ -123,45 +129,51 @@ def grant(
         lease.face, lease.runs = b"", None
         if n_face:
             lease.face = face = record_face(record, n_payload, n_face)
-            lease.runs = core.function_counts.started(lane.queue, face)
+            lease.runs = state.function_counts.started(tenant_queue.queue, face)
         if not fresh or not group.replace_fresh(key, op):
             ops.append((key, None))
             ops.append(op)
         shard.next_epoch = epoch + 1
-        bucket.leased += 1
+        shard_queue.leased += 1
         flow.claim(now_us - int.from_bytes(key[-24:-16], "big"))
         live[task_id] = lease
         leases.append(lease)
-    core.deadlines.watch(leases[before:] if before else leases)
+    state.deadlines.watch(leases[before:] if before else leases)
 
 
-def _first_bucket(buckets: list[ShardQueue | None]) -> ShardQueue | None:
-    """The bucket with a lane's next row; None if only a look at a store could say which.
+def _first_shard_queue(shard_queues: list[ShardQueue | None]) -> ShardQueue | None:
+    """The shard queue with the next row; None if only a look at a store could say which.
 
     ``claim_order.head`` over all shards, for the case that all their heads are in memory.
     """
     first: ShardQueue | None = None
     key = order = b""  # of the first one's head; the order is cut out where there is another
-    for bucket in buckets:
-        if bucket is None or bucket.ready <= 0 or bucket.shard.co.status > STALLED:
+    for shard_queue in shard_queues:
+        if (
+            shard_queue is None
+            or shard_queue.ready <= 0
+            or shard_queue.shard.coalescer.status > STALLED
+        ):
             continue
-        occupied = bucket.occupied
-        window = bucket.windows[(occupied & -occupied).bit_length() - 1] if occupied else None
-        if window is None or not window.rows:
+        occupied = shard_queue.occupied
+        ready_cache = (
+            shard_queue.ready_caches[(occupied & -occupied).bit_length() - 1] if occupied else None
+        )
+        if ready_cache is None or not ready_cache.rows:
             return None
         if first is None:
-            first, key = bucket, window.rows[0][0]
+            first, key = shard_queue, ready_cache.rows[0][0]
             continue
-        other = window.rows[0][0][-25:]  # inverted priority, seq, id
+        other = ready_cache.rows[0][0][-25:]  # inverted priority, seq, id
         if not order:
             order = key[-25:]
         if other < order:
-            first, order = bucket, other
+            first, order = shard_queue, other
     return first
 
 
 def take_one(
-    core: EngineState, request: ClaimRequest, *, is_caller: bool = False
+    state: EngineState, request: ClaimRequest, *, is_caller: bool = False
 ) -> tuple[list[LeaseState], Group] | None:
     """One task of one queue and tenant, with its body in memory.
 
@@ -173,55 +185,66 @@ def take_one(
     """
     claim_set = request.claim_set
     nth, slot = -1, None
-    lane: TenantQueue | None
+    tenant_queue: TenantQueue | None
     if claim_set is not None:
-        nth = first_of_set(core, claim_set)
+        nth = first_of_set(state, claim_set)
         slot = claim_set.slots[nth] if nth >= 0 else None
         if slot is None:
             return None
-        lane = slot[0].lane
+        tenant_queue = slot[0].tenant_queue
     else:
-        lane = request.lane
-    if lane is None or lane.is_dropped:
+        tenant_queue = request.tenant_queue
+    if tenant_queue is None or tenant_queue.is_dropped:
         queue, tenant = request.keys[0]
-        lane = core.find_lane(queue, tenant) if tenant is not None else None
-        if lane is None:
+        tenant_queue = state.find_tenant_queue(queue, tenant) if tenant is not None else None
+        if tenant_queue is None:
             return None
-        request.lane = lane
-    topic = lane.topic
-    if lane.is_paused or topic.is_held:
+        request.tenant_queue = tenant_queue
+    queue_state = tenant_queue.queue_state
+    if tenant_queue.is_paused or queue_state.is_held:
         return None
     if slot is not None:  # compared with the row there just now
-        bucket: ShardQueue | None = slot[0]
+        shard_queue: ShardQueue | None = slot[0]
     else:
-        buckets = lane.buckets
-        bucket = buckets[0] if len(buckets) == 1 else _first_bucket(buckets)
-    if bucket is None or bucket.ready <= 0 or not bucket.occupied:
+        shard_queues = tenant_queue.shard_queues
+        shard_queue = (
+            shard_queues[0] if len(shard_queues) == 1 else _first_shard_queue(shard_queues)
+        )
+    if shard_queue is None or shard_queue.ready <= 0 or not shard_queue.occupied:
         return None
-    shard = bucket.shard
-    if is_caller and (shard.co.waiting >= shard.co.submit_queue_max or shard.co.submit_line.queued):
+    shard = shard_queue.shard
+    if is_caller and (
+        shard.coalescer.waiting >= shard.coalescer.submit_queue_max
+        or shard.coalescer.submit_line.queued
+    ):
         return None
-    window = bucket.windows[(bucket.occupied & -bucket.occupied).bit_length() - 1]
-    if window is None or not window.rows:
+    ready_cache = shard_queue.ready_caches[
+        (shard_queue.occupied & -shard_queue.occupied).bit_length() - 1
+    ]
+    if ready_cache is None or not ready_cache.rows:
         return None
-    row = window.rows[0]
+    row = ready_cache.rows[0]
     key, raw_id, attempts, flags, expires_ms, size, record = row
-    if record is None or expires_ms or shard.co.status > STALLED or attempts >= ATTEMPTS_MAX:
+    if record is None or expires_ms or shard.coalescer.status > STALLED or attempts >= ATTEMPTS_MAX:
         return None
-    group = shard.co.begin(500)  # before anything is counted down: it may seal the group before
-    now_us, now_mono = core.wall_ns() // 1000, core.mono()
+    group = shard.coalescer.begin(
+        500
+    )  # before anything is counted down: it may seal the group before
+    now_us, now_mono = state.wall_ns() // 1000, state.mono()
     times, policy, ghost, _, n_payload, n_face = lease_fields(record)
     if flags or ghost != NO_GHOST:
         leases: list[LeaseState] = []
-        grant(core, request, group, bucket, ((row, record),), now_us, now_mono, leases)
+        grant(state, request, group, shard_queue, ((row, record),), now_us, now_mono, leases)
         emit_leases(group, CLAIMED, leases, now_us)
     else:
         worker, lease_s, priority = request.worker, request.lease_s, 9 - key[-25]
         lease_flags = EXPORTED if request.is_exported else 0
-        epoch, tokens = shard.next_epoch, core.ids.tokens
-        token = tokens.pop() if tokens else core.ids.token()
+        epoch, tokens = shard.next_epoch, state.ids.tokens
+        token = tokens.pop() if tokens else state.ids.token()
         task_id = raw_id if raw_id.__class__ is TaskId else _as_task_id(raw_id)
-        pack, tail = bucket.tails.get((policy, worker)) or lease_tail(policy, bucket, worker)
+        pack, tail = shard_queue.tails.get((policy, worker)) or lease_tail(
+            policy, shard_queue, worker
+        )
         body = pack(
             LEASE_MARK,
             lease_flags,
@@ -239,10 +262,10 @@ def take_one(
         op = (LEASE + task_id, body + checksum(body))
         if group.events is not None:  # first: rows are queued when all is encoded
             one = pack_one(CLAIMED, priority, attempts + 1, 1, len(worker), now_us, task_id)
-            group.events.append(one + lane.tag + worker)
-        lease = core.lease_type()
-        lease.core, lease.bucket = core, bucket
-        lease.codec = core.codecs.get(lane.queue) if core.codecs else None
+            group.events.append(one + tenant_queue.tag + worker)
+        lease = state.lease_type()
+        lease.state, lease.shard_queue = state, shard_queue
+        lease.codec = state.codecs.get(tenant_queue.queue) if state.codecs else None
         lease.task_id, lease.epoch, lease.token = task_id, epoch, token
         lease.record, lease.record_bytes, lease.times = record, size, times
         lease.packed_policy, lease.ghost, lease.ghost_expires_ms = policy, ghost, 0
@@ -254,25 +277,25 @@ def take_one(
         if n_face:
             end = len(record) - 8 - n_payload  # as ``record_face``
             lease.face = face = record[end - n_face : end]
-            lease.runs = core.function_counts.started(lane.queue, face)
+            lease.runs = state.function_counts.started(tenant_queue.queue, face)
         leases = [lease]
-        core.deadlines.watch(leases)
+        state.deadlines.watch(leases)
         if not group.fresh or not group.replace_fresh(key, op):
             group.ops += ((key, None), op)
         shard.next_epoch = epoch + 1
-        bucket.leased += 1
-        flow = lane.flow
+        shard_queue.leased += 1
+        flow = tenant_queue.flow
         flow.claimed += 1
         flow.waited_us += now_us - int.from_bytes(key[-24:-16], "big")
-        group.dirty[bucket] = None
-        core.leases[task_id] = lease
-    window.rows.popleft()  # not before: whatever was raised there, the task is still in line
-    bucket.ready -= 1
-    core.held_bytes -= size
-    if topic.limit is not None:
-        core.queue_limits.granted_one(topic, now_mono)
+        group.dirty[shard_queue] = None
+        state.leases[task_id] = lease
+    ready_cache.rows.popleft()  # not before: whatever was raised there, the task is still in line
+    shard_queue.ready -= 1
+    state.held_bytes -= size
+    if queue_state.limit is not None:
+        state.queue_limits.granted_one(queue_state, now_mono)
     if claim_set is not None and slot is not None:
-        advance(core, claim_set, nth, slot)
-    elif core.claim_sets.sets and not lane.ready:
-        core.claim_sets.emptied(lane, None)
+        advance(state, claim_set, nth, slot)
+    elif state.claim_sets.sets and not tenant_queue.ready:
+        state.claim_sets.emptied(tenant_queue, None)
     return leases, group

@@ -84,15 +84,15 @@ def lost(lease: LeaseState) -> LeaseLostError:
     )
 
 
-def check_lease(core: EngineState, lease: object) -> LeaseState:
+def check_lease(engine_state: EngineState, lease: object) -> LeaseState:
     """A live lease of this engine, or ``LeaseLostError``."""
-    if not isinstance(lease, core.lease_type):
+    if not isinstance(lease, engine_state.lease_type):
         raise UsageError(f"not a lease: {type(lease).__name__}")
-    if lease.core is not core:
+    if lease.state is not engine_state:
         raise LeaseLostError(
             f"the lease on {lease.task_id} was granted by another engine", task_id=lease.task_id
         )
-    if not lease.is_live or core.leases.get(lease.task_id) is not lease:
+    if not lease.is_live or engine_state.leases.get(lease.task_id) is not lease:
         raise lost(lease)
     state: LeaseState = lease
     return state
@@ -100,16 +100,16 @@ def check_lease(core: EngineState, lease: object) -> LeaseState:
 
 def heartbeat(lease: LeaseState, seconds: float) -> None:
     """Move the deadline to now + seconds."""
-    core: EngineState = lease.core
-    check_lease(core, lease)
-    lease.bucket.shard.co.check_session()
+    state: EngineState = lease.state
+    check_lease(state, lease)
+    lease.shard_queue.shard.coalescer.check_session()
     if lease.flags & EXPORTED and (seconds > lease.lease_s or lease.flags & RESTARTED):
         store_length(lease, min(seconds, LEASE_S_MAX))
-    deadline = core.clock.mono() + seconds
+    deadline = state.clock.mono() + seconds
     sooner = deadline < lease.deadline_mono
     lease.deadline_mono = deadline
     if sooner:  # a later deadline is found when the old one comes up
-        core.deadlines.rewatch(lease)
+        state.deadlines.rewatch(lease)
 
 
 def report_progress(lease: LeaseState, fraction: object, note: object) -> None:
@@ -119,53 +119,55 @@ def report_progress(lease: LeaseState, fraction: object, note: object) -> None:
         fraction: from 0 to 1, or None.
         note: text; cut to 256 bytes.
     """
-    core: EngineState = lease.core
+    state: EngineState = lease.state
     checked, text = check_progress(fraction, note)
-    check_lease(core, lease)
-    lease.bucket.shard.co.check_session()
-    record = ProgressRecord(core.clock.wall_us(), checked, text)
-    core.progress[lease.task_id] = record
-    co = lease.bucket.shard.co
-    if co.takes_writes:
-        co.begin().ops.append((PROGRESS + lease.task_id, encode_progress(record)))
+    check_lease(state, lease)
+    lease.shard_queue.shard.coalescer.check_session()
+    record = ProgressRecord(state.clock.wall_us(), checked, text)
+    state.progress[lease.task_id] = record
+    coalescer = lease.shard_queue.shard.coalescer
+    if coalescer.takes_writes:
+        coalescer.begin().ops.append((PROGRESS + lease.task_id, encode_progress(record)))
 
 
 # -- the calls -------------------------------------------------------------------------
 
 
-async def _shard_of_live(core: EngineState, lease: LeaseState) -> Shard:
-    core.check()
-    shard = lease.bucket.shard
+async def _shard_of_live(state: EngineState, lease: LeaseState) -> Shard:
+    state.check()
+    shard = lease.shard_queue.shard
     try:
-        check_lease(core, lease)
-        if not shard.co.has_capacity:
-            await core.backpressure(shard)
-            check_lease(core, lease)
+        check_lease(state, lease)
+        if not shard.coalescer.has_capacity:
+            await state.backpressure(shard)
+            check_lease(state, lease)
     except LeaseLostError:
-        await report_loss(core, lease)
+        await report_loss(state, lease)
         raise
     return shard
 
 
-async def report_loss(core: EngineState, lease: LeaseState) -> None:
+async def report_loss(state: EngineState, lease: LeaseState) -> None:
     """Before a loss is reported: wait until the batch that ended the lease is committed."""
-    if lease.core is core and not core.is_closed:
-        await core.commit_barrier(lease.bucket.shard)
+    if lease.state is state and not state.is_closed:
+        await state.commit_barrier(lease.shard_queue.shard)
 
 
-def reason_bytes(core: EngineState, reason: object) -> bytes:
+def reason_bytes(state: EngineState, reason: object) -> bytes:
     """UTF-8, cut to the limit at a character's edge."""
     if not isinstance(reason, str):
         raise UsageError(f"reason must be a str, not {type(reason).__name__}")
-    raw = reason.encode("utf-8", "replace")[: core.limits.reason_bytes_max]
+    raw = reason.encode("utf-8", "replace")[: state.limits.reason_bytes_max]
     return raw.decode("utf-8", "ignore").encode()
 
 
-def _follow_ups(core: EngineState, lease: LeaseState, then: Sequence[NewTask]) -> list[EncodedTask]:
+def _follow_ups(
+    state: EngineState, lease: LeaseState, then: Sequence[NewTask]
+) -> list[EncodedTask]:
     if len(then) > FOLLOW_UPS_MAX:
         raise UsageError(f"at most {FOLLOW_UPS_MAX} follow-ups: they share one atomic batch")
-    items = []
-    now_us, lane = core.clock.wall_us(), lease.bucket.lane
+    encoded_tasks = []
+    now_us, tenant_queue = state.clock.wall_us(), lease.shard_queue.tenant_queue
     for task in then:
         if not isinstance(task, NewTask):
             raise UsageError(f"then= takes lodeq.NewTask, not {type(task).__name__}")
@@ -174,14 +176,14 @@ def _follow_ups(core: EngineState, lease: LeaseState, then: Sequence[NewTask]) -
                 "a follow-up lives on its parent's shard: it takes no dedup_key or shard_key"
             )
         queue, tenant = names_of(
-            lane.queue.decode() if task.queue is None else task.queue,
-            lane.tenant.decode() if task.tenant is None else task.tenant,
+            tenant_queue.queue.decode() if task.queue is None else task.queue,
+            tenant_queue.tenant.decode() if task.tenant is None else task.tenant,
         )
-        shared = TaskTemplate(queue, tenant, codec=core.codecs.get(queue))
-        items.append(encoded_task(core, shared, task, now_us))
-    if sum(item.record_bytes for item in items) > 3 << 20:
+        shared = TaskTemplate(queue, tenant, codec=state.codecs.get(queue))
+        encoded_tasks.append(encoded_task(state, shared, task, now_us))
+    if sum(encoded.record_bytes for encoded in encoded_tasks) > 3 << 20:
         raise UsageError("follow-ups of more than 3 MiB do not fit one atomic batch")
-    return items
+    return encoded_tasks
 
 
 async def complete(
@@ -203,63 +205,65 @@ async def complete(
         durable: True waits for an fsync, whatever the engine's mode.
         is_admitted: the caller has stood in line.
     """
-    core: EngineState = lease.core
-    flags, value, raw_bytes = encode_result(core, lease, result)
-    items: Sequence[EncodedTask] = ()
+    state: EngineState = lease.state
+    flags, value, raw_bytes = encode_result(state, lease, result)
+    encoded_tasks: Sequence[EncodedTask] = ()
     cost = 300 + len(value)
     if then:
-        items = _follow_ups(core, lease, listed(then))
-        cost += sum(item.row_bytes + 128 for item in items)
+        encoded_tasks = _follow_ups(state, lease, listed(then))
+        cost += sum(encoded.row_bytes + 128 for encoded in encoded_tasks)
         if cost > SUBMISSION_BYTES_MAX:
             raise LimitError(
                 f"result and follow-ups are {cost} bytes: more than 4 MiB do not fit one atomic "
                 "batch"
             )
-    shard = lease.bucket.shard
-    if not is_admitted and not shard.co.has_capacity:
-        await core.backpressure(shard)
-    if not lease.is_live or core.leases.get(lease.task_id) is not lease:
-        await _completed_before(core, lease, durable)
+    shard = lease.shard_queue.shard
+    if not is_admitted and not shard.coalescer.has_capacity:
+        await state.backpressure(shard)
+    if not lease.is_live or state.leases.get(lease.task_id) is not lease:
+        await _completed_before(state, lease, durable)
         return
     # atomic section
-    shard.write_bodies(core.ids, items)  # what can fail for want of space, before anything changes
-    group = shard.co.begin(cost)
+    shard.write_bodies(
+        state.ids, encoded_tasks
+    )  # what can fail for want of space, before anything changes
+    group = shard.coalescer.begin(cost)
     with group:
-        finish_one(core, group, lease, flags, value, raw_bytes, keep)
-        core.totals.completed += 1
-        if items:
-            now_us = core.clock.wall_us()
+        finish_one(state, group, lease, flags, value, raw_bytes, keep)
+        state.totals.completed += 1
+        if encoded_tasks:
+            now_us = state.clock.wall_us()
             slot = lease.task_id.slot
-            for item in items:
-                place(core, shard, group, item, core.ids.new(now_us // 1000, slot), now_us)
-    await shard.co.wait(group, None, is_durable=bool(durable))
+            for encoded in encoded_tasks:
+                place(state, shard, group, encoded, state.ids.new(now_us // 1000, slot), now_us)
+    await shard.coalescer.wait(group, None, is_durable=bool(durable))
 
 
-def encode_result(core: EngineState, lease: LeaseState, result: Any) -> tuple[int, bytes, int]:
+def encode_result(state: EngineState, lease: LeaseState, result: Any) -> tuple[int, bytes, int]:
     """(flags, bytes to store, bytes before compression), or a typed error."""
     if result is None:
         return 0, b"", 0
-    if type(result) is bytes and core.stores_plain:
+    if type(result) is bytes and state.stores_plain:
         size = len(result)
-        if size <= core.limits.result_bytes_max:
+        if size <= state.limits.result_bytes_max:
             return HAS_VALUE, result, size
-    kind, data = encode_value(result, lease.codec, core.limits.result_bytes_max, "result")
-    code, stored = core.compressor.pack(data)
+    kind, data = encode_value(result, lease.codec, state.limits.result_bytes_max, "result")
+    code, stored = state.compressor.pack(data)
     return HAS_VALUE | kind | code << 2, stored, len(data)
 
 
-async def _completed_before(core: EngineState, lease: LeaseState, durable: bool | None) -> None:
+async def _completed_before(state: EngineState, lease: LeaseState, durable: bool | None) -> None:
     """A repeated complete of the same lease succeeds; any other lost lease does not."""
-    if lease.core is core and await was_completed(
-        core, lease.task_id, lease.epoch, lease.token, durable
+    if lease.state is state and await was_completed(
+        state, lease.task_id, lease.epoch, lease.token, durable
     ):
         return
-    await report_loss(core, lease)
+    await report_loss(state, lease)
     raise lost(lease)
 
 
 async def was_completed(
-    core: EngineState, task_id: bytes, epoch: int, token: bytes, durable: bool | None
+    state: EngineState, task_id: bytes, epoch: int, token: bytes, durable: bool | None
 ) -> bool:
     """Whether this very lease has completed the task; as durable as asked for on return.
 
@@ -268,7 +272,7 @@ async def was_completed(
         token: of the lease, compared in constant time.
         durable: True waits until that is durable.
     """
-    shard = core.shard_of(task_id)
+    shard = state.shard_of(task_id)
     raw = shard.overlay.get(RESULT + task_id)
     if raw is None:
         return False
@@ -281,41 +285,41 @@ async def was_completed(
     )
     if record.status != Status.COMPLETED or record.epoch != epoch or not same:
         return False
-    if is_history(record, core.clock.wall_us() // 1000):
+    if is_history(record, state.clock.wall_us() // 1000):
         return False
     # Nothing to wait for any more: the sync that would have covered it has failed.
     if (
-        shard.co.failure is not None
-        and (core.is_fsync or durable)
-        and shard.co.durable_number < shard.co.applied_number
+        shard.coalescer.failure is not None
+        and (state.is_fsync or durable)
+        and shard.coalescer.durable_number < shard.coalescer.applied_number
     ):
-        raise shard.co.refusal()
-    await core.commit_barrier(shard, is_durable=bool(durable))
+        raise shard.coalescer.refusal()
+    await state.commit_barrier(shard, is_durable=bool(durable))
     return True
 
 
 async def complete_many(
-    core: EngineState, pairs: Sequence[tuple[LeaseState, Any]], durable: bool | None
+    state: EngineState, pairs: Sequence[tuple[LeaseState, Any]], durable: bool | None
 ) -> list[LeaseLostError | None]:
     """See ``Engine.complete_many``."""
     encoded: list[End] = []
     for lease, result in pairs:
-        if lease.__class__ is not core.lease_type:
+        if lease.__class__ is not state.lease_type:
             raise UsageError(f"not a lease: {type(lease).__name__}")
-        encoded.append((lease, *encode_result(core, lease, result)))
-    for shard in {end[0].bucket.shard: None for end in encoded if end[0].core is core}:
-        if not shard.co.has_capacity:
-            await core.backpressure(shard)
+        encoded.append((lease, *encode_result(state, lease, result)))
+    for shard in {end[0].shard_queue.shard: None for end in encoded if end[0].state is state}:
+        if not shard.coalescer.has_capacity:
+            await state.backpressure(shard)
     # atomic section
     out: list[LeaseLostError | None] = [None] * len(encoded)
     again: list[int] = []
     mine: dict[Shard, dict[LeaseState, End]] = {}
-    live = core.leases
+    live = state.leases
     for i, end in enumerate(encoded):
         lease = end[0]
-        ends = mine.get(lease.bucket.shard)
+        ends = mine.get(lease.shard_queue.shard)
         if ends is None:
-            ends = mine[lease.bucket.shard] = {}
+            ends = mine[lease.shard_queue.shard] = {}
         if not lease.is_live or live.get(lease.task_id) is not lease or lease in ends:
             again.append(i)
         else:
@@ -324,19 +328,19 @@ async def complete_many(
     futures: list[Future] = []
     for shard, ends in mine.items():
         try:
-            most = min(GROUP_BYTES_MAX, shard.co.submission_bytes_max)
+            most = min(GROUP_BYTES_MAX, shard.coalescer.submission_bytes_max)
             for cost, run in _chunks(ends.values(), most):
-                group = shard.co.begin(cost)
-                futures.append(shard.co.wait(group, None, is_durable=bool(durable)))
+                group = shard.coalescer.begin(cost)
+                futures.append(shard.coalescer.wait(group, None, is_durable=bool(durable)))
                 with group:
-                    finish_all(core, group, run, Status.COMPLETED)
-                core.totals.completed += len(run)
+                    finish_all(state, group, run, Status.COMPLETED)
+                state.totals.completed += len(run)
         except Exception as error:  # noqa: BLE001 - of this shard: the others' leases end
             failure = failure or error
     await _all(futures, failure)
     for i in again:
         try:
-            await _completed_before(core, encoded[i][0], durable)
+            await _completed_before(state, encoded[i][0], durable)
         except LeaseLostError as error:
             out[i] = error
     return out
@@ -378,77 +382,79 @@ def _check_delay(lease: LeaseState, delay_s: float | None) -> None:
 
 async def nack(lease: LeaseState, delay: Duration | None, reason: str) -> None:
     """See ``Lease.nack``."""
-    core: EngineState = lease.core
-    text = reason_bytes(core, reason)
+    state: EngineState = lease.state
+    text = reason_bytes(state, reason)
     delay_s = None if delay is None else duration_s(delay, "delay")
     _check_delay(lease, delay_s)
-    shard = await _shard_of_live(core, lease)
-    group = shard.co.begin()
+    shard = await _shard_of_live(state, lease)
+    group = shard.coalescer.begin()
     policy = decode_policy(lease.packed_policy)
-    core.totals.nacked += 1
+    state.totals.nacked += 1
     with group:
         if lease.attempt >= policy.max_attempts:
-            if not end_if_past_ttl(core, group, lease):
-                die(core, group, lease, text or b"nacked")
+            if not end_if_past_ttl(state, group, lease):
+                die(state, group, lease, text or b"nacked")
         else:
-            ms = delay_ms_of(policy, lease.attempt, core.ids) if delay_s is None else delay_s * 1000
-            put_back(core, group, lease, delay_ms=round(ms), reason=text, is_counted=True)
-    await shard.co.wait(group)
+            ms = (
+                delay_ms_of(policy, lease.attempt, state.ids) if delay_s is None else delay_s * 1000
+            )
+            put_back(state, group, lease, delay_ms=round(ms), reason=text, is_counted=True)
+    await shard.coalescer.wait(group)
 
 
 async def release(lease: LeaseState, delay: Duration | None) -> None:
     """See ``Lease.release``."""
-    core: EngineState = lease.core
+    state: EngineState = lease.state
     delay_s = 0.0 if delay is None else duration_s(delay, "delay")
     _check_delay(lease, delay_s)
     delay_ms = round(delay_s * 1000)
-    shard = await _shard_of_live(core, lease)
-    group = shard.co.begin()
+    shard = await _shard_of_live(state, lease)
+    group = shard.coalescer.begin()
     with group:
-        put_back(core, group, lease, delay_ms=delay_ms, reason=b"", is_counted=False)
-    await shard.co.wait(group)
+        put_back(state, group, lease, delay_ms=delay_ms, reason=b"", is_counted=False)
+    await shard.coalescer.wait(group)
 
 
 async def cancel(lease: LeaseState) -> None:
     """See ``Lease.cancel``."""
-    core: EngineState = lease.core
-    shard = await _shard_of_live(core, lease)
-    group = shard.co.begin()
+    state: EngineState = lease.state
+    shard = await _shard_of_live(state, lease)
+    group = shard.coalescer.begin()
     with group:
-        finish(core, group, lease, Status.CANCELLED, error=b"cancelled")
-    await shard.co.wait(group)
+        finish(state, group, lease, Status.CANCELLED, error=b"cancelled")
+    await shard.coalescer.wait(group)
 
 
 async def bury(lease: LeaseState, reason: str) -> None:
     """See ``Lease.bury``."""
-    core: EngineState = lease.core
-    text = reason_bytes(core, reason)
-    shard = await _shard_of_live(core, lease)
-    group = shard.co.begin()
+    state: EngineState = lease.state
+    text = reason_bytes(state, reason)
+    shard = await _shard_of_live(state, lease)
+    group = shard.coalescer.begin()
     with group:
-        die(core, group, lease, text or b"buried", Outcome.BURIED)
-    await shard.co.wait(group)
+        die(state, group, lease, text or b"buried", Outcome.BURIED)
+    await shard.coalescer.wait(group)
 
 
 async def redrive(lease: LeaseState) -> None:
     """See ``Lease.redrive``."""
-    core: EngineState = lease.core
+    state: EngineState = lease.state
     if not lease.flags & DEAD_LEASE:
         raise UsageError(
             f"{lease.task_id} is no dead letter: nack it to have it run again, or claim dead "
             "letters with dead=True"
         )
-    shard = await _shard_of_live(core, lease)
-    group = shard.co.begin(1024)
+    shard = await _shard_of_live(state, lease)
+    group = shard.coalescer.begin(1024)
     with group:
-        bucket, row = lease.bucket, decode_index_row(lease.dead_row)
+        shard_queue, row = lease.shard_queue, decode_index_row(lease.dead_row)
         flags = MOVED_ROW | lease.flags >> 1 & (BODY_ROW | MEMBER_ROW)
         row = row._replace(flags=flags)
-        location = TaskLocation(lease.task_id, bucket, DEAD, lease.key, row, True)
-        problem = redrive_one(core, group, location)
+        location = TaskLocation(lease.task_id, shard_queue, DEAD, lease.key, row, True)
+        problem = redrive_one(state, group, location)
         if problem is None:
-            bucket.dead += 1  # it was not counted there
-            leave_lease(core, group, lease)
-    await shard.co.wait(group)
+            shard_queue.dead += 1  # it was not counted there
+            leave_lease(state, group, lease)
+    await shard.coalescer.wait(group)
     if problem is not None:
         raise problem

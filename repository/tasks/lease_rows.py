@@ -42,9 +42,9 @@ def store_length(lease: LeaseState, seconds: float) -> None:
         lease: live and exported.
         seconds: the length that a heartbeat gives it.
     """
-    co, lane = lease.bucket.shard.co, lease.bucket.lane
+    coalescer, tenant_queue = lease.shard_queue.shard.coalescer, lease.shard_queue.tenant_queue
     stored_s = getattr(lease, "stored_s", lease.lease_s)
-    if not co.takes_writes or (seconds <= stored_s and not lease.flags & RESTARTED):
+    if not coalescer.takes_writes or (seconds <= stored_s and not lease.flags & RESTARTED):
         return
     lease.flags &= ~RESTARTED
     lease.stored_s = max(seconds, stored_s)
@@ -64,15 +64,15 @@ def store_length(lease: LeaseState, seconds: float) -> None:
         lease.packed_policy,
         lease.ghost,
         lease.ghost_expires_ms,
-        lane.queue,
-        lane.tenant,
+        tenant_queue.queue,
+        tenant_queue.tenant,
         lease.worker,
         dead_row=lease.dead_row if lease.flags & DEAD_LEASE else b"",
     )
-    co.begin().ops.append((LEASE + lease.task_id, encode_lease(record)))
+    coalescer.begin().ops.append((LEASE + lease.task_id, encode_lease(record)))
 
 
-async def save_ends(core: EngineState) -> None:
+async def save_ends(state: EngineState) -> None:
     """At a close: write down when exported leases end, where their rows say something else.
 
     Raises:
@@ -81,22 +81,24 @@ async def save_ends(core: EngineState) -> None:
     Durability: queued; the shards are drained afterwards. Cancellation: call it again.
     """
     written = 0
-    for lease in list(core.leases.values()):
-        co = lease.bucket.shard.co
-        if not (lease.flags & EXPORTED and lease.is_live and co.takes_writes):
+    for lease in list(state.leases.values()):
+        coalescer = lease.shard_queue.shard.coalescer
+        if not (lease.flags & EXPORTED and lease.is_live and coalescer.takes_writes):
             continue
-        until_us = core.clock.wall_us() + round((lease.deadline_mono - core.clock.mono()) * 1e6)
+        until_us = state.clock.wall_us() + round((lease.deadline_mono - state.clock.mono()) * 1e6)
         is_as_granted = lease.deadline_mono == lease.granted_mono + lease.lease_s
         if is_as_granted and _is_near(lease.leased_us + lease.lease_s * 1e6, until_us):
             continue  # no row is read
-        row = attempt(decode_lease, lease.bucket.shard.overlay.get_sound(LEASE + lease.task_id))
+        row = attempt(
+            decode_lease, lease.shard_queue.shard.overlay.get_sound(LEASE + lease.task_id)
+        )
         if row is None or _is_near(ends_us(row), until_us):
             continue
         ending = encode_lease(ending_at(row, until_us))
-        co.begin(len(ending) + 64).ops.append((LEASE + lease.task_id, ending))
+        coalescer.begin(len(ending) + 64).ops.append((LEASE + lease.task_id, ending))
         written += 1
         if written % SLICE == 0:
-            await core.spawner.checkpoint()
+            await state.spawner.checkpoint()
 
 
 def _is_near(stored_us: float, until_us: int) -> bool:

@@ -78,7 +78,7 @@ def _ms(ms: int) -> datetime | None:
 
 
 def task_of(
-    core: EngineState,
+    engine_state: EngineState,
     task_id: bytes,
     task: TaskRecord,
     state: str,
@@ -113,13 +113,13 @@ def task_of(
     if payloads != "none":
         is_apart = is_streamed_task(task)
         if not is_apart:
-            task = core.shard_of(task_id).whole_task(task_id, task)
+            task = engine_state.shard_of(task_id).whole_task(task_id, task)
         value = task.flags & 3, task.flags >> 2 & 3, task.payload, task.raw_bytes
         if payloads == "decoded":
             if is_apart:
                 payload = not_loaded_yet(task_id, task.raw_bytes)
             else:
-                payload = deferred_value(*value, core.codecs.get(task.queue))
+                payload = deferred_value(*value, engine_state.codecs.get(task.queue))
             headers = deferred_headers(task.headers)
         else:
             payload = not_loaded_yet(task_id, task.raw_bytes) if is_apart else stored_value(*value)
@@ -166,7 +166,7 @@ def finished_task(task_id: bytes, r: ResultRecord, position: bytes = b"") -> Tas
 
 
 def leased_task(
-    core: EngineState, lease: LeaseState, task: TaskRecord, payloads: Payloads = "decoded"
+    state: EngineState, lease: LeaseState, task: TaskRecord, payloads: Payloads = "decoded"
 ) -> Task:
     """A task somebody works on.
 
@@ -175,7 +175,7 @@ def leased_task(
         payloads: ``none`` reads no body; see ``Payloads``.
     """
     return task_of(
-        core,
+        state,
         lease.task_id,
         task,
         "leased",
@@ -184,13 +184,13 @@ def leased_task(
         worker=lease.worker,
         priority=lease.priority,
         position=lease.leased_us.to_bytes(8, "big") + lease.task_id,
-        progress=_progress_of(core, lease.task_id),
+        progress=_progress_of(state, lease.task_id),
         payloads=payloads,
     )
 
 
-def _progress_of(core: EngineState, task_id: bytes) -> Progress | None:
-    return _shown(core.progress.get(task_id))
+def _progress_of(state: EngineState, task_id: bytes) -> Progress | None:
+    return _shown(state.progress.get(task_id))
 
 
 def _shown(record: ProgressRecord | None) -> Progress | None:
@@ -201,7 +201,7 @@ def _shown(record: ProgressRecord | None) -> Progress | None:
 
 
 def foreign_task(
-    core: EngineState,
+    state: EngineState,
     task_id: bytes,
     task: TaskRecord,
     lease: LeaseRecord,
@@ -211,7 +211,7 @@ def foreign_task(
     """A task that somebody works on under a lease of the replica that leads its shard.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         task_id: its id.
         task: its record.
         lease: the row, as the leader has written it.
@@ -219,7 +219,7 @@ def foreign_task(
         payloads: ``none`` reads no body; see ``Payloads``.
     """
     return task_of(
-        core,
+        state,
         task_id,
         task,
         "leased",
@@ -233,7 +233,7 @@ def foreign_task(
 
 
 def foreign_or_damaged(
-    core: EngineState,
+    state: EngineState,
     shard: Shard,
     task_id: bytes,
     lease: LeaseRecord,
@@ -247,11 +247,11 @@ def foreign_or_damaged(
     """
     overlay = shard.overlay
     task, progress = sound_task(shard, task_id), overlay.get_sound(PROGRESS + task_id)
-    return foreign_lease_task(core, task_id, lease, task, progress, payloads)
+    return foreign_lease_task(state, task_id, lease, task, progress, payloads)
 
 
 def foreign_lease_task(
-    core: EngineState,
+    state: EngineState,
     task_id: bytes,
     lease: LeaseRecord,
     task: TaskRecord | None,
@@ -261,7 +261,7 @@ def foreign_lease_task(
     """``foreign_or_damaged`` of rows that were read; without payloads in any thread.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         task_id: its id.
         lease: the row, as the leader has written it.
         task: the record; None: it is missing or damaged.
@@ -270,7 +270,7 @@ def foreign_lease_task(
     """
     if task is not None:
         try:
-            return foreign_task(core, task_id, task, lease, progress, payloads)
+            return foreign_task(state, task_id, task, lease, progress, payloads)
         except CorruptionError:
             pass
     return Task(
@@ -289,7 +289,7 @@ def foreign_lease_task(
 
 
 def leased_or_damaged(
-    core: EngineState, shard: Shard, lease: LeaseState, payloads: Payloads = "decoded"
+    state: EngineState, shard: Shard, lease: LeaseState, payloads: Payloads = "decoded"
 ) -> Task:
     """``leased_task``; where the record is damaged, what the lease knows of it.
 
@@ -297,11 +297,11 @@ def leased_or_damaged(
         lease: a live one, in the engine's lease table.
         payloads: ``none`` reads no body; see ``Payloads``.
     """
-    return lease_task(core, lease, sound_task(shard, lease.task_id), payloads)
+    return lease_task(state, lease, sound_task(shard, lease.task_id), payloads)
 
 
 def lease_task(
-    core: EngineState,
+    state: EngineState,
     lease: LeaseState,
     task: TaskRecord | None,
     payloads: Payloads = "decoded",
@@ -309,22 +309,22 @@ def lease_task(
     """``leased_or_damaged`` of a record that was read; without payloads in any thread.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         lease: of which nothing is read that changes.
         task: the record; None: it is missing or damaged.
         payloads: ``none`` reads no body; see ``Payloads``.
     """
     if task is not None:
         try:
-            return leased_task(core, lease, task, payloads)
+            return leased_task(state, lease, task, payloads)
         except CorruptionError:
             pass
-    lane = lease.bucket.lane
+    tenant_queue = lease.shard_queue.tenant_queue
     return Task(
         id=TaskId(lease.task_id),
         state="leased",
-        queue=lane.queue.decode(),
-        tenant=lane.tenant.decode(),
+        queue=tenant_queue.queue.decode(),
+        tenant=tenant_queue.tenant.decode(),
         priority=lease.priority,
         attempts=lease.attempt,
         enqueued_at=to_datetime(created_us(lease.times)),
@@ -337,7 +337,7 @@ def lease_task(
 
 
 def indexed_task(
-    core: EngineState, shard: Shard, key: bytes, row: IndexRow, payloads: Payloads = "decoded"
+    state: EngineState, shard: Shard, key: bytes, row: IndexRow, payloads: Payloads = "decoded"
 ) -> Task:
     """A task by its index row. One whose record cannot be read must not hide the others.
 
@@ -347,11 +347,11 @@ def indexed_task(
         row: its value.
         payloads: ``none`` reads no body; see ``Payloads``.
     """
-    return row_task(core, key, row, sound_task(shard, key[-16:]), payloads)
+    return row_task(state, key, row, sound_task(shard, key[-16:]), payloads)
 
 
 def row_task(
-    core: EngineState,
+    state: EngineState,
     key: bytes,
     row: IndexRow,
     task: TaskRecord | None,
@@ -360,7 +360,7 @@ def row_task(
     """``indexed_task`` of a record that was read; without payloads in any thread.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         key: a ready, delayed or dead key.
         row: its value.
         task: the record; None: it is missing or damaged.
@@ -372,7 +372,7 @@ def row_task(
     if task is not None:
         try:
             return task_of(
-                core,
+                state,
                 at.task_id,
                 task,
                 state_name(at.kind, at.at),
@@ -406,62 +406,62 @@ def row_task(
 # -- one task --------------------------------------------------------------------------
 
 
-async def get(core: EngineState, task_id: TaskId, payloads: Payloads = "decoded") -> Task | None:
+async def get(state: EngineState, task_id: TaskId, payloads: Payloads = "decoded") -> Task | None:
     """See ``Engine.get``."""
-    shard = core.shard_of(task_id)
-    found = find_task(core, shard, task_id, payloads)
-    await core.commit_barrier(shard)
+    shard = state.shard_of(task_id)
+    found = find_task(state, shard, task_id, payloads)
+    await state.commit_barrier(shard)
     return found
 
 
-def find_task(core: EngineState, shard: Shard, task_id: bytes, payloads: Payloads) -> Task | None:
+def find_task(state: EngineState, shard: Shard, task_id: bytes, payloads: Payloads) -> Task | None:
     """A task wherever it is now; None if there is none. Others may still have to commit.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         shard: of the task.
         task_id: its id.
         payloads: ``none`` reads no body; see ``Payloads``.
     """
-    lease = core.leases.get(task_id)
+    lease = state.leases.get(task_id)
     if lease is not None:
-        return leased_or_damaged(core, shard, lease, payloads)
+        return leased_or_damaged(state, shard, lease, payloads)
     # A task that has no record any more is over, unless a row still says where it is.
     overlay = shard.overlay
     if overlay.has(TASK + task_id) or overlay.has(MOVED + task_id):
-        location = task_location(core, shard, task_id)
+        location = task_location(state, shard, task_id)
         if location is not None:
-            return indexed_task(core, shard, location.key, location.row, payloads)
+            return indexed_task(state, shard, location.key, location.row, payloads)
         task = read_task(shard, task_id)
         foreign = foreign_lease(shard, task_id)
         if foreign is not None and task is not None:
             progress = overlay.get_sound(PROGRESS + task_id)
-            return foreign_task(core, task_id, task, foreign, progress, payloads)
+            return foreign_task(state, task_id, task, foreign, progress, payloads)
     raw = shard.overlay.get(RESULT + task_id)
     return finished_task(task_id, decode_result(raw)) if raw is not None else None
 
 
-async def open_payload(core: EngineState, task_id: TaskId, slice_bytes: int) -> PayloadReader:
+async def open_payload(state: EngineState, task_id: TaskId, slice_bytes: int) -> PayloadReader:
     """See ``Engine.open_payload``.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         task_id: of a task that has not ended.
         slice_bytes: of each slice.
     """
-    shard = core.shard_of(task_id)
+    shard = state.shard_of(task_id)
     task = read_task(shard, task_id)
     if task is None:
-        await core.commit_barrier(shard)
+        await state.commit_barrier(shard)
         raise TaskNotFoundError(f"task {task_id} is not there, or has ended: it has no payload")
     if is_streamed_task(task):
-        reader = await open_streamed(core, shard, task_id, task.payload, slice_bytes)
+        reader = await open_streamed(state, shard, task_id, task.payload, slice_bytes)
     else:
         task = shard.whole_task(task_id, task)
         data = inflate(task.flags >> 2 & 3, task.payload, task.raw_bytes)
-        reader = PayloadReader(core, data, slice_bytes)
+        reader = PayloadReader(state, data, slice_bytes)
     try:
-        await core.commit_barrier(shard)
+        await state.commit_barrier(shard)
     except BaseException:
         await reader.aclose()
         raise
@@ -469,7 +469,7 @@ async def open_payload(core: EngineState, task_id: TaskId, slice_bytes: int) -> 
 
 
 async def result(
-    core: EngineState, task_id: TaskId, wait_s: float, payloads: Payloads = "decoded"
+    state: EngineState, task_id: TaskId, wait_s: float, payloads: Payloads = "decoded"
 ) -> Result | None:
     """See ``Engine.result``.
 
@@ -477,35 +477,35 @@ async def result(
         wait_s: seconds to wait for the task's end.
         payloads: ``none`` reads no body; see ``Payloads``.
     """
-    shard = core.shard_of(task_id)
-    raw = _result_row(core, shard, task_id)
+    shard = state.shard_of(task_id)
+    raw = _result_row(state, shard, task_id)
     if raw is None:
-        exists = was_there = _has_not_ended(core, shard, task_id)
+        exists = was_there = _has_not_ended(state, shard, task_id)
         if exists and wait_s > 0:
-            if shard.co.failure is not None:
-                raise shard.co.refusal()  # it cannot end here any more
-            await _wait_result(core, task_id, wait_s)
-            core.check()
-            raw = _result_row(core, shard, task_id)
-            exists = _has_not_ended(core, shard, task_id)
-        await core.commit_barrier(shard)
+            if shard.coalescer.failure is not None:
+                raise shard.coalescer.refusal()  # it cannot end here any more
+            await _wait_result(state, task_id, wait_s)
+            state.check()
+            raw = _result_row(state, shard, task_id)
+            exists = _has_not_ended(state, shard, task_id)
+        await state.commit_barrier(shard)
         if raw is None:
             if exists:
                 return None
-            raise _no_result(core, shard, task_id, was_there=was_there)
+            raise _no_result(state, shard, task_id, was_there=was_there)
     else:
-        await core.commit_barrier(shard)
-    return result_of(core, task_id, decode_result(raw), payloads)
+        await state.commit_barrier(shard)
+    return result_of(state, task_id, decode_result(raw), payloads)
 
 
 def _no_result(
-    core: EngineState, shard: Shard, task_id: TaskId, *, was_there: bool
+    state: EngineState, shard: Shard, task_id: TaskId, *, was_there: bool
 ) -> TaskNotFoundError:
     """The error for an id without a result; it says how the task ended, where that is known.
 
     ``was_there``: the task had not ended when the caller began to wait.
     """
-    task = find_task(core, shard, task_id, "none")
+    task = find_task(state, shard, task_id, "none")
     if was_there and (task is None or task.finished_at is None):
         return TaskNotFoundError(
             f"task {task_id} ended while this call waited, and its result is not kept (retention=)",
@@ -529,12 +529,12 @@ def _no_result(
 
 
 def result_of(
-    core: EngineState, task_id: TaskId, record: ResultRecord, payloads: Payloads
+    state: EngineState, task_id: TaskId, record: ResultRecord, payloads: Payloads
 ) -> Result:
     """A result as users see it.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         task_id: whose result it is.
         record: the decoded row.
         payloads: what is shown of its value.
@@ -543,7 +543,7 @@ def result_of(
     if record.flags & HAS_VALUE and payloads != "none":
         stored = record.flags & 3, record.flags >> 2 & 3, record.value, record.raw_bytes
         if payloads == "decoded":
-            value = deferred_value(*stored, core.codecs.get(record.queue))
+            value = deferred_value(*stored, state.codecs.get(record.queue))
         else:
             value = stored_value(*stored)
     return Result(
@@ -564,36 +564,36 @@ def result_of(
     )
 
 
-def _result_row(core: EngineState, shard: Shard, task_id: bytes) -> bytes | None:
+def _result_row(state: EngineState, shard: Shard, task_id: bytes) -> bytes | None:
     """The row of a result within its retention. What is kept of it afterwards is no result."""
     raw = shard.overlay.get(RESULT + task_id)
-    if raw is not None and is_history(decode_result(raw), core.clock.wall_us() // 1000):
+    if raw is not None and is_history(decode_result(raw), state.clock.wall_us() // 1000):
         return None
     return raw
 
 
-def _has_not_ended(core: EngineState, shard: Shard, task_id: bytes) -> bool:
+def _has_not_ended(state: EngineState, shard: Shard, task_id: bytes) -> bool:
     try:
-        return is_alive(core, shard, task_id)
+        return is_alive(state, shard, task_id)
     except CorruptionError:  # still in line: the claim that meets it will bury it
         return True
 
 
-async def _wait_result(core: EngineState, task_id: bytes, wait_s: float) -> None:
-    future = core.spawner.future()
-    waiting = core.result_waiters.setdefault(task_id, [])
+async def _wait_result(state: EngineState, task_id: bytes, wait_s: float) -> None:
+    future = state.spawner.future()
+    waiting = state.result_waiters.setdefault(task_id, [])
     waiting.append(future)
 
     def time_out() -> None:
         if not future.done():
             future.set_result(False)
 
-    timer = core.clock.call_at(core.spawner, core.clock.mono() + wait_s, time_out)
+    timer = state.clock.call_at(state.spawner, state.clock.mono() + wait_s, time_out)
     try:
         await future
     finally:
         timer.cancel()
         if future in waiting:
             waiting.remove(future)
-        if not waiting and core.result_waiters.get(task_id) is waiting:
-            del core.result_waiters[task_id]
+        if not waiting and state.result_waiters.get(task_id) is waiting:
+            del state.result_waiters[task_id]

@@ -104,10 +104,10 @@ def _options(
 
 
 def place_task(
-    core: EngineState,
+    state: EngineState,
     shard: Shard,
     group: Group,
-    bucket: ShardQueue,
+    shard_queue: ShardQueue,
     shared: TaskTemplate,
     task_id: TaskId,
     kind: int,
@@ -119,10 +119,10 @@ def place_task(
     """``place`` for a task with these options: its rows, and what memory knows of it.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         shard: of the task.
         group: the open group of the shard; the rows go into it.
-        bucket: of the queue on the shard.
+        shard queue: of the queue on the shard.
         shared: of the queue.
         task_id: new, of a slot of ``shard``.
         kind: of the payload.
@@ -136,7 +136,7 @@ def place_task(
     due_ms = now_ms + delay_ms if delay_ms else 0
     expires_ms = (due_ms or now_ms) + ttl_ms if ttl_ms else 0
     ghost_expires_ms = now_ms + window_ms if window_ms else 0
-    seq = core.seq = now_us if now_us > core.seq else core.seq + 1
+    seq = state.seq = now_us if now_us > state.seq else state.seq + 1
     n = len(data)
     names = shared.names
     if headers or face:
@@ -174,9 +174,9 @@ def place_task(
         value = ready_value(size, priority)
     index, later = 9 - priority, b""
     if not due_ms:
-        key = bucket.ready_key(bucket.ready_prefixes[index], seq, task_id)
+        key = shard_queue.ready_key(shard_queue.ready_prefixes[index], seq, task_id)
     else:
-        key = delayed_key(bucket.prefix, due_ms, seq, task_id)
+        key = delayed_key(shard_queue.prefix, due_ms, seq, task_id)
         if expires_ms:
             later = pack_row(MOVED_ROW, priority, 0, size, expires_ms)
         else:
@@ -184,68 +184,77 @@ def place_task(
     entry = b"" if ghost is NO_GHOST else pack_ghost(task_id, ghost_expires_ms)
     event = b""
     if group.events is not None:
-        event = pack_one(ENQUEUED, priority, 0, 1, 0, now_us, task_id) + bucket.lane.tag
+        event = (
+            pack_one(ENQUEUED, priority, 0, 1, 0, now_us, task_id) + shard_queue.tenant_queue.tag
+        )
     if expires_ms:
-        core.file_expiry(shard, group, expires_ms, b"t" + task_id)
+        state.file_expiry(shard, group, expires_ms, b"t" + task_id)
     if ghost_expires_ms:
         at_ms = -(-ghost_expires_ms // 1000) * 1000
         filed = group.expiry.get(at_ms)
         if filed is not None:
             filed.append(b"g" + ghost)
         else:
-            core.file_expiry(shard, group, at_ms, b"g" + ghost)
+            state.file_expiry(shard, group, at_ms, b"g" + ghost)
     if group.events is not None:
         group.events.append(event)
     ops = group.ops
     ops.append((TASK + task_id, record))
     if due_ms:
         held = (key, key[-16:], priority, 0, 0, expires_ms, size, record, later)
-        core.put_delayed(group, bucket, key, due_ms, value, held)
+        state.put_delayed(group, shard_queue, key, due_ms, value, held)
     else:
         group.fresh[key] = len(ops)
         ops.append((key, value))
-        window = bucket.windows[index]
-        if window is not None and not window.is_complete and key > window.edge and bucket.ready:
-            bucket.occupied |= 1 << index  # on disk only, as in ``place_plain``
-            bucket.ready += 1
-            group.dirty[bucket] = None
-            if core.claim_sets.is_noted:
-                core.waiters.note(bucket.lane, key)
-        elif (  # as in ``submit_plain``
-            window is not None
-            and window.is_complete
-            and len(window.rows) < window.cap
-            and bucket.ready
-            and (not window.rows or key > window.rows[-1][0])
-            and core.held_bytes < core.held_bytes_max
+        ready_cache = shard_queue.ready_caches[index]
+        if (
+            ready_cache is not None
+            and not ready_cache.is_complete
+            and key > ready_cache.edge
+            and shard_queue.ready
         ):
-            window.rows.append((key, key[-16:], 0, 0, expires_ms, size, record))
-            bucket.occupied |= 1 << index
-            bucket.ready += 1
-            core.held_bytes += size
-            group.dirty[bucket] = None
-            if core.claim_sets.is_noted:
-                core.waiters.note(bucket.lane, key)
+            shard_queue.occupied |= 1 << index  # on disk only, as in ``place_plain``
+            shard_queue.ready += 1
+            group.dirty[shard_queue] = None
+            if state.claim_sets.is_noted:
+                state.waiters.note(shard_queue.tenant_queue, key)
+        elif (  # as in ``submit_plain``
+            ready_cache is not None
+            and ready_cache.is_complete
+            and len(ready_cache.rows) < ready_cache.cap
+            and shard_queue.ready
+            and (not ready_cache.rows or key > ready_cache.rows[-1][0])
+            and state.held_bytes < state.held_bytes_max
+        ):
+            ready_cache.rows.append((key, key[-16:], 0, 0, expires_ms, size, record))
+            shard_queue.occupied |= 1 << index
+            shard_queue.ready += 1
+            state.held_bytes += size
+            group.dirty[shard_queue] = None
+            if state.claim_sets.is_noted:
+                state.waiters.note(shard_queue.tenant_queue, key)
         else:
-            core.note_ready(group, bucket, index, (key, key[-16:], 0, 0, expires_ms, size, record))
+            state.note_ready(
+                group, shard_queue, index, (key, key[-16:], 0, 0, expires_ms, size, record)
+            )
     if entry:
         ops.append((GHOST + ghost, entry))
-    core.totals.enqueued += 1
-    bucket.lane.flow.enqueued += 1
+    state.totals.enqueued += 1
+    shard_queue.tenant_queue.flow.enqueued += 1
 
 
-def _payload(core: EngineState, shared: TaskTemplate, payload: Any) -> tuple[int, bytes] | None:
+def _payload(state: EngineState, shared: TaskTemplate, payload: Any) -> tuple[int, bytes] | None:
     """Kind and bytes of a payload; None: it goes to a body file."""
-    if type(payload) is bytes and len(payload) <= core.plain_bytes_max:
+    if type(payload) is bytes and len(payload) <= state.plain_bytes_max:
         return 0, payload
-    if shared.codec is not None and core.plain_bytes_max < core.limits.payload_bytes_max:
+    if shared.codec is not None and state.plain_bytes_max < state.limits.payload_bytes_max:
         return None  # it may be large, and a codec is asked once
-    kind, data = encode_value(payload, shared.codec, core.limits.payload_bytes_max, "payload")
-    return (kind, data) if len(data) <= core.plain_bytes_max else None
+    kind, data = encode_value(payload, shared.codec, state.limits.payload_bytes_max, "payload")
+    return (kind, data) if len(data) <= state.plain_bytes_max else None
 
 
 def submit_keyed(
-    core: EngineState,
+    state: EngineState,
     shared: TaskTemplate,
     payload: Any,
     priority: Any,
@@ -256,7 +265,7 @@ def submit_keyed(
     """``submit_task`` for a dedup key without delay and TTL, with ``place_task`` folded into it.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         shared: of the queue.
         payload: bytes, or what the queue's codec or msgpack packs.
         priority: 0 to 9.
@@ -264,7 +273,7 @@ def submit_keyed(
         dedup_window: seconds.
         durable: True waits for an fsync, whatever the engine's mode.
     """
-    if not core.takes_plain or core.is_disk_low:
+    if not state.takes_plain or state.is_disk_low:
         return None
     if type(priority) is not int or not 0 <= priority <= 9:
         return None
@@ -276,56 +285,56 @@ def submit_keyed(
             return None
     if type(key) is not bytes or not 1 <= len(key) <= KEY_BYTES_MAX:
         return None
-    now_us = core.wall_ns() // 1000
+    now_us = state.wall_ns() // 1000
     now_ms = now_us // 1000
     ghost_expires_ms = 0
     if dedup_window is not None:
         if type(dedup_window) not in _NUMBERS or not 0 <= dedup_window <= DURATION_S_MAX:
             return None
         ghost_expires_ms = now_ms + (round(dedup_window * 1000) or 1)
-    if type(payload) is bytes and len(payload) <= core.plain_bytes_max:
+    if type(payload) is bytes and len(payload) <= state.plain_bytes_max:
         kind, data = 0, payload
     else:
-        packed = _payload(core, shared, payload)
+        packed = _payload(state, shared, payload)
         if packed is None:
             return None
         kind, data = packed
     routing = shared.routing + key
-    slot, shards = slot_of(routing), core.shards
-    shard = shards[0] if len(shards) == 1 else core.shard_of_slot(slot)
-    co = shard.co
+    slot, shards = slot_of(routing), state.shards
+    shard = shards[0] if len(shards) == 1 else state.shard_of_slot(slot)
+    coalescer = shard.coalescer
     if (
         not shard.secret
         or shard.old_ghosts
-        or co.waiting >= co.submit_queue_max
-        or co.submit_line.queued
-        or co.status > STALLED
+        or coalescer.waiting >= coalescer.submit_queue_max
+        or coalescer.submit_line.queued
+        or coalescer.status > STALLED
     ):
         return None
     hasher = shard.ghost_hasher.copy()  # ``ghost_hash``
     hasher.update(routing)
     ghost = hasher.digest()
-    task_id = _as_task_id(core.ids.new(now_ms, slot))
+    task_id = _as_task_id(state.ids.new(now_ms, slot))
     n = len(data)
-    group = co.begin(n + len(shared.names) + 376)
+    group = coalescer.begin(n + len(shared.names) + 376)
     known = shard.dedup_filter
     at = int.from_bytes(ghost[:4], "little") & known.mask
     if known.is_complete and known.next_bits is None and not known.bits[at >> 3] & 1 << (at & 7):
         known.bits[at >> 3] |= 1 << (at & 7)  # as ``take``: nobody holds it
         known.filled += 1
     elif not known.take(ghost):
-        holder = _holder(core, shard, ghost, now_ms)
+        holder = _holder(state, shard, ghost, now_ms)
         if holder is not None:
-            core.totals.duplicates += 1
-            answer = co.wait(group, None, is_durable=durable is True)
+            state.totals.duplicates += 1
+            answer = coalescer.wait(group, None, is_durable=durable is True)
             return answer, _receipt(Receipt, (holder, True, None))
-    lane = shared.lane
-    if lane is None or lane.is_dropped:
-        lane = shared.lane = core.lane(shared.queue, shared.tenant)
-    bucket = lane.buckets[shard.index]
-    if bucket is None:
-        bucket = lane.bucket(shard)
-    seq = core.seq = now_us if now_us > core.seq else core.seq + 1
+    tenant_queue = shared.tenant_queue
+    if tenant_queue is None or tenant_queue.is_dropped:
+        tenant_queue = shared.tenant_queue = state.tenant_queue(shared.queue, shared.tenant)
+    shard_queue = tenant_queue.shard_queues[shard.index]
+    if shard_queue is None:
+        shard_queue = tenant_queue.shard_queue(shard)
+    seq = state.seq = now_us if now_us > state.seq else state.seq + 1
     pack, value = shared.option_packs.get(n) or shared.option_pack(n)
     head = shared.plain_heads[kind]
     if priority != 5:
@@ -351,67 +360,72 @@ def submit_keyed(
     record = body + checksum(body)
     size = len(record)
     index = 9 - priority
-    ready = bucket.ready_key(bucket.ready_prefixes[index], seq, task_id)
+    ready = shard_queue.ready_key(shard_queue.ready_prefixes[index], seq, task_id)
     entry = pack_ghost(task_id, ghost_expires_ms)
     event = b""
     if group.events is not None:
-        event = pack_one(ENQUEUED, priority, 0, 1, 0, now_us, task_id) + lane.tag
+        event = pack_one(ENQUEUED, priority, 0, 1, 0, now_us, task_id) + tenant_queue.tag
     if ghost_expires_ms:
         filed = group.expiry.get(-(-ghost_expires_ms // 1000) * 1000)
         if filed is not None:
             filed.append(b"g" + ghost)
         else:
-            core.file_expiry(shard, group, ghost_expires_ms, b"g" + ghost)
+            state.file_expiry(shard, group, ghost_expires_ms, b"g" + ghost)
     if group.events is not None:  # rows are queued when all is encoded
         group.events.append(event)
     ops = group.ops
     group.fresh[ready] = len(ops) + 1
     ops += ((TASK + task_id, record), (ready, value), (GHOST + ghost, entry))
-    core.totals.enqueued += 1
-    lane.flow.enqueued += 1
-    window = bucket.windows[index]
-    if window is not None and not window.is_complete and bucket.ready and ready > window.edge:
-        bucket.occupied |= 1 << index  # on disk only, as in ``place_plain``
-        bucket.ready += 1
-        group.dirty[bucket] = None
-        if core.claim_sets.is_noted:
-            core.waiters.note(lane, ready)
-    elif (  # as in ``submit_plain``
-        window is not None
-        and window.is_complete
-        and len(window.rows) < window.cap
-        and bucket.ready
-        and (not window.rows or ready > window.rows[-1][0])
-        and core.held_bytes < core.held_bytes_max
+    state.totals.enqueued += 1
+    tenant_queue.flow.enqueued += 1
+    ready_cache = shard_queue.ready_caches[index]
+    if (
+        ready_cache is not None
+        and not ready_cache.is_complete
+        and shard_queue.ready
+        and ready > ready_cache.edge
     ):
-        window.rows.append((ready, ready[-16:], 0, 0, 0, size, record))
-        bucket.occupied |= 1 << index
-        bucket.ready += 1
-        core.held_bytes += size
-        group.dirty[bucket] = None
-        if core.claim_sets.is_noted:
-            core.waiters.note(lane, ready)
+        shard_queue.occupied |= 1 << index  # on disk only, as in ``place_plain``
+        shard_queue.ready += 1
+        group.dirty[shard_queue] = None
+        if state.claim_sets.is_noted:
+            state.waiters.note(tenant_queue, ready)
+    elif (  # as in ``submit_plain``
+        ready_cache is not None
+        and ready_cache.is_complete
+        and len(ready_cache.rows) < ready_cache.cap
+        and shard_queue.ready
+        and (not ready_cache.rows or ready > ready_cache.rows[-1][0])
+        and state.held_bytes < state.held_bytes_max
+    ):
+        ready_cache.rows.append((ready, ready[-16:], 0, 0, 0, size, record))
+        shard_queue.occupied |= 1 << index
+        shard_queue.ready += 1
+        state.held_bytes += size
+        group.dirty[shard_queue] = None
+        if state.claim_sets.is_noted:
+            state.waiters.note(tenant_queue, ready)
     else:
-        core.note_ready(group, bucket, index, (ready, ready[-16:], 0, 0, 0, size, record))
+        state.note_ready(group, shard_queue, index, (ready, ready[-16:], 0, 0, 0, size, record))
     receipt: Receipt = _receipt(Receipt, (task_id, False, None))
     if durable is True:
-        return co.wait(group, None, is_durable=True), receipt
-    future = core.future()
+        return coalescer.wait(group, None, is_durable=True), receipt
+    future = state.future()
     group.waiters.append((future, None))
     return future, receipt
 
 
-def _holder(core: EngineState, shard: Shard, ghost: bytes, now_ms: int) -> TaskId | None:
+def _holder(state: EngineState, shard: Shard, ghost: bytes, now_ms: int) -> TaskId | None:
     """Who holds the dedup key with this hash; the filter does not know."""
     raw = shard.dedup_row(ghost)
     if raw is None:
         return None
-    holder = ghost_owner(core, shard, decode_ghost(raw), now_ms)
+    holder = ghost_owner(state, shard, decode_ghost(raw), now_ms)
     return None if holder is None else _as_task_id(holder)
 
 
 def submit_task(
-    core: EngineState,
+    state: EngineState,
     shared: TaskTemplate,
     payload: Any,
     priority: Any,
@@ -426,7 +440,7 @@ def submit_task(
     """Queue an enqueue with these options and no others. None: it has to go the general way.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         shared: of the queue.
         payload: bytes, or what the queue's codec or msgpack packs.
         priority: 0 to 9.
@@ -438,133 +452,137 @@ def submit_task(
         durable: True waits for an fsync, whatever the engine's mode.
         face: as ``packed_face`` packs it.
     """
-    if not core.takes_plain or core.is_disk_low:
+    if not state.takes_plain or state.is_disk_low:
         return None
     given = _options(priority, delay, ttl, dedup_key, dedup_window)
     if given is None:
         return None
-    packed = _payload(core, shared, payload)
+    packed = _payload(state, shared, payload)
     if packed is None:
         return None
     kind, data = packed
     packed_headers = b""
     if headers is not None:
-        packed_headers = encode_headers(headers, core.limits.headers_bytes_max)
+        packed_headers = encode_headers(headers, state.limits.headers_bytes_max)
     options = (*given, packed_headers, face)
     key = options[4]
-    now_us = core.wall_ns() // 1000
+    now_us = state.wall_ns() // 1000
     if key:
         routing = shared.routing + key
         slot = slot_of(routing)
-        shard = core.shard_of_slot(slot)
+        shard = state.shard_of_slot(slot)
         if not shard.secret or shard.old_ghosts or not _takes(shard):
             return None
         ghost, cost = ghost_hash(shard.secret, routing), 376
-        task_id = _as_task_id(core.ids.new(now_us // 1000, slot))
+        task_id = _as_task_id(state.ids.new(now_us // 1000, slot))
     else:
-        if len(core.shards) == 1 and not _takes(core.shards[0]):
+        if len(state.shards) == 1 and not _takes(state.shards[0]):
             return None
         ghost, cost = NO_GHOST, 248
-        task_id = _as_task_id(core.healthy_id(now_us // 1000))
-        shard = core.shard_of(task_id)
+        task_id = _as_task_id(state.healthy_id(now_us // 1000))
+        shard = state.shard_of(task_id)
         if not _takes(shard):
             return None
-    co = shard.co
-    group = co.begin(len(data) + len(shared.names) + len(packed_headers) + len(face) + cost)
+    coalescer = shard.coalescer
+    group = coalescer.begin(len(data) + len(shared.names) + len(packed_headers) + len(face) + cost)
     if key and not shard.dedup_filter.take(ghost):
-        holder = _holder(core, shard, ghost, now_us // 1000)
+        holder = _holder(state, shard, ghost, now_us // 1000)
         if holder is not None:
-            core.totals.duplicates += 1
-            answer = co.wait(group, None, is_durable=durable is True)
+            state.totals.duplicates += 1
+            answer = coalescer.wait(group, None, is_durable=durable is True)
             return answer, _receipt(Receipt, (holder, True, None))
-    lane = shared.lane
-    if lane is None or lane.is_dropped:
-        lane = shared.lane = core.lane(shared.queue, shared.tenant)
-    bucket = lane.bucket(shard)
-    place_task(core, shard, group, bucket, shared, task_id, kind, data, options, ghost, now_us)
+    tenant_queue = shared.tenant_queue
+    if tenant_queue is None or tenant_queue.is_dropped:
+        tenant_queue = shared.tenant_queue = state.tenant_queue(shared.queue, shared.tenant)
+    shard_queue = tenant_queue.shard_queue(shard)
+    place_task(
+        state, shard, group, shard_queue, shared, task_id, kind, data, options, ghost, now_us
+    )
     receipt: Receipt = _receipt(Receipt, (task_id, False, None))
-    return co.wait(group, None, is_durable=durable is True), receipt
+    return coalescer.wait(group, None, is_durable=durable is True), receipt
 
 
 def _takes(shard: Shard) -> bool:
     """Whether a submission to the shard need not wait, nor go elsewhere."""
-    return shard.co.has_capacity and shard.co.status <= STALLED
+    return shard.coalescer.has_capacity and shard.coalescer.status <= STALLED
 
 
 def submit_tasks(
-    core: EngineState, shared: TaskTemplate, tasks: Sequence[Any], durable: bool | None
+    state: EngineState, shared: TaskTemplate, tasks: Sequence[Any], durable: bool | None
 ) -> tuple[Future, list[Receipt]] | None:
     """Queue tasks that have these options and no others, if they fit one submission.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         shared: of the queue.
         tasks: of one call.
         durable: True waits for an fsync, whatever the engine's mode.
     """
-    if not core.takes_plain or core.is_disk_low or not 0 < len(tasks) <= WORK_MAX:
+    if not state.takes_plain or state.is_disk_low or not 0 < len(tasks) <= WORK_MAX:
         return None
-    checked = _checked(core, shared, tasks)
+    checked = _checked(state, shared, tasks)
     if checked is None:
         return None
     entries, keyed, n_bytes = checked
     n_bytes += 300 * len(entries) + 100 * len(keyed)
-    is_single = len(core.shards) == 1
+    is_single = len(state.shards) == 1
     if len(entries) + 3 * len(keyed) > WORK_MAX or n_bytes > BYTES_MAX:
         return None
     if keyed and not is_single:
         return None
-    if is_single and not _takes(core.shards[0]):
+    if is_single and not _takes(state.shards[0]):
         return None
-    now_us = core.wall_ns() // 1000
+    now_us = state.wall_ns() // 1000
     now_ms = now_us // 1000
     hashed: list[tuple[int, bytes]] = []  # slot and hash of each key, in order
     known: dict[bytes, TaskId] = {}  # who holds a hash
     if keyed:
-        found = _holders(core, shared, keyed, hashed, now_ms)
+        found = _holders(state, shared, keyed, hashed, now_ms)
         if found is None:
             return None
         known = found
     hashed.reverse()
-    slot = core.healthy_slot(len(entries) - len(keyed))
-    shard = core.shard_of_slot(slot)
-    co = shard.co
-    if not _takes(shard) or n_bytes > co.submission_bytes_max:
+    slot = state.healthy_slot(len(entries) - len(keyed))
+    shard = state.shard_of_slot(slot)
+    coalescer = shard.coalescer
+    if not _takes(shard) or n_bytes > coalescer.submission_bytes_max:
         return None
-    bucket: ShardQueue | None = None  # a duplicate makes none
+    shard_queue: ShardQueue | None = None  # a duplicate makes none
     if len(keyed) < len(entries):
-        bucket = core.lane(shared.queue, shared.tenant).bucket(shard)
-    group = co.begin(n_bytes)
-    fresh = core.ids.run(now_ms, slot, len(entries) - len(keyed))
+        shard_queue = state.tenant_queue(shared.queue, shared.tenant).shard_queue(shard)
+    group = coalescer.begin(n_bytes)
+    fresh = state.ids.run(now_ms, slot, len(entries) - len(keyed))
     fresh.reverse()
     receipts: list[Receipt] = []
     rows: list[Row] = []
-    held, is_awaited, ops = 0, core.claim_sets.waiting > 0, group.ops
+    held, is_awaited, ops = 0, state.claim_sets.waiting > 0, group.ops
     plain, heads = shared.plain, shared.plain_heads
     with group:
         for kind, data, options in entries:
             ghost = NO_GHOST
             if options[4]:
                 key_slot, ghost = hashed.pop()
-                task_id = _as_task_id(core.ids.new(now_ms, key_slot))
+                task_id = _as_task_id(state.ids.new(now_ms, key_slot))
                 holder = known.get(ghost)
                 if holder is not None:
-                    core.totals.duplicates += 1
+                    state.totals.duplicates += 1
                     receipts.append(_receipt(Receipt, (holder, True, None)))
                     continue
                 known[ghost] = task_id
-                if bucket is None:
-                    bucket = core.lane(shared.queue, shared.tenant).bucket(shard)
+                if shard_queue is None:
+                    shard_queue = state.tenant_queue(shared.queue, shared.tenant).shard_queue(shard)
             else:
                 task_id = fresh.pop()
             receipts.append(_receipt(Receipt, (task_id, False, None)))
-            if options is _PLAIN and bucket is not None and group.events is None:
-                seq = core.seq = now_us if now_us > core.seq else core.seq + 1  # as ``place_plain``
+            if options is _PLAIN and shard_queue is not None and group.events is None:
+                seq = state.seq = (
+                    now_us if now_us > state.seq else state.seq + 1
+                )  # as ``place_plain``
                 n = len(data)
                 pack, middle, value = plain.get(n) or shared.plain_parts(n)
                 body = pack(heads[kind], now_us, seq, middle, data)
                 record = body + checksum(body)
-                row_key = bucket.ready_key(bucket.ready_prefixes[PLAIN], seq, task_id)
+                row_key = shard_queue.ready_key(shard_queue.ready_prefixes[PLAIN], seq, task_id)
                 ops.append((TASK + task_id, record))
                 if is_awaited:
                     group.fresh[row_key] = len(ops)
@@ -572,24 +590,34 @@ def submit_tasks(
                 n = len(record)
                 rows.append((row_key, row_key[-16:], 0, 0, 0, n, record))
                 held += n
-            elif bucket is not None:
+            elif shard_queue is not None:
                 place_task(
-                    core, shard, group, bucket, shared, task_id, kind, data, options, ghost, now_us
+                    state,
+                    shard,
+                    group,
+                    shard_queue,
+                    shared,
+                    task_id,
+                    kind,
+                    data,
+                    options,
+                    ghost,
+                    now_us,
                 )
-        if rows and bucket is not None:
-            core.totals.enqueued += len(rows)
-            bucket.lane.flow.enqueued += len(rows)
-            note_plain(core, group, bucket, rows, held)
-    return co.wait(group, receipts, is_durable=durable is True), receipts
+        if rows and shard_queue is not None:
+            state.totals.enqueued += len(rows)
+            shard_queue.tenant_queue.flow.enqueued += len(rows)
+            note_plain(state, group, shard_queue, rows, held)
+    return coalescer.wait(group, receipts, is_durable=durable is True), receipts
 
 
 def _checked(
-    core: EngineState, shared: TaskTemplate, tasks: Sequence[Any]
+    state: EngineState, shared: TaskTemplate, tasks: Sequence[Any]
 ) -> tuple[list[tuple[int, bytes, Options]], list[bytes], int] | None:
     """(kind, payload, options) of each task, the dedup keys, and the bytes of all payloads."""
     entries: list[tuple[int, bytes, Options]] = []
     keyed: list[bytes] = []
-    size, is_plain, plain_max = 0, True, core.plain_bytes_max
+    size, is_plain, plain_max = 0, True, state.plain_bytes_max
     for task in tasks:
         if task.__class__ is not NewTask:
             return None
@@ -654,19 +682,19 @@ def _checked(
                 return None
             face = b""
             has_face = function is not None or preview is not None or labels is not None
-            if has_face and shared.faces and core.keeps_faces(shared.queue):
-                face = packed_face(function, preview, labels, core.redaction)
+            if has_face and shared.faces and state.keeps_faces(shared.queue):
+                face = packed_face(function, preview, labels, state.redaction)
             options = (*given, b"", face)
             size += len(face)
             if options[4]:
                 keyed.append(options[4])
             is_plain = False
-        packed = _payload(core, shared, payload)
+        packed = _payload(state, shared, payload)
         if packed is None:
             return None
         kind, data = packed
         if headers is not None:
-            raw = encode_headers(headers, core.limits.headers_bytes_max)
+            raw = encode_headers(headers, state.limits.headers_bytes_max)
             options = (*options[:5], raw, options[6])
             size += len(raw)
         size += len(data)
@@ -675,7 +703,7 @@ def _checked(
 
 
 def _holders(
-    core: EngineState,
+    state: EngineState,
     shared: TaskTemplate,
     keys: list[bytes],
     hashed: list[tuple[int, bytes]],
@@ -684,13 +712,13 @@ def _holders(
     """Who holds which of the keys, by hash; None: the general way has to find out.
 
     Args:
-        core: of one shard.
+        state: of one shard.
         shared: of the queue.
         keys: dedup keys.
         hashed: gets slot and hash of each.
         now_ms: wall milliseconds.
     """
-    shard = core.shards[0]
+    shard = state.shards[0]
     if not shard.secret or shard.old_ghosts:
         return None
     start, take = shared.routing, shard.dedup_filter.take
@@ -706,7 +734,7 @@ def _holders(
         found = shard.overlay.multi_get([GHOST + ghost for ghost in ghosts]) if ghosts else []
         for ghost, raw in zip(ghosts, found, strict=True):
             if raw is not None:
-                holder = ghost_owner(core, shard, decode_ghost(raw), now_ms)
+                holder = ghost_owner(state, shard, decode_ghost(raw), now_ms)
                 if holder is not None:
                     known[ghost] = _as_task_id(holder)
     except CorruptionError:

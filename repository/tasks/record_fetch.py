@@ -22,7 +22,7 @@ SCAN_ROWS_MIN, SCAN_RECORD_BYTES_MAX, SCATTERED_CLAIMS = 16, 2048, 64
 PAGE_ROWS = 64  # what lies between may be large, and is known only once it has been read
 
 
-def records_of(core: EngineState, picked: list[tuple[ShardQueue, Row]]) -> list[bytes | None]:
+def records_of(state: EngineState, picked: list[tuple[ShardQueue, Row]]) -> list[bytes | None]:
     """The task record of every picked row: from memory, else read and checked, shard by shard.
 
     None where it is missing or damaged.
@@ -32,13 +32,13 @@ def records_of(core: EngineState, picked: list[tuple[ShardQueue, Row]]) -> list[
         return records
     missing: dict[Shard, list[int]] = {}
     caches: dict[Shard, dict[ReadyCache, None]] = {}
-    for i, (bucket, row) in enumerate(picked):
+    for i, (shard_queue, row) in enumerate(picked):
         if row[6] is None:
-            shard = bucket.shard
+            shard = shard_queue.shard
             if shard not in missing:
                 missing[shard], caches[shard] = [], {}
             missing[shard].append(i)
-            cache = bucket.windows[row[0][-25]]
+            cache = shard_queue.ready_caches[row[0][-25]]
             if cache is not None and cache.rows:
                 caches[shard][cache] = None
     for shard, indexes in missing.items():
@@ -46,7 +46,7 @@ def records_of(core: EngineState, picked: list[tuple[ShardQueue, Row]]) -> list[
         ahead: list[tuple[ReadyCache, list[Row]]] = []
         bytes_left = AHEAD_BYTES_MAX
         for cache in caches[shard]:
-            next_rows = cache.without_record(min(bytes_left, core.ahead_bytes(cache)))
+            next_rows = cache.without_record(min(bytes_left, state.ahead_bytes(cache)))
             if next_rows:
                 ahead.append((cache, next_rows))
                 bytes_left -= sum([row[5] for row in next_rows])
@@ -56,7 +56,7 @@ def records_of(core: EngineState, picked: list[tuple[ShardQueue, Row]]) -> list[
             records[i] = record
         at = len(indexes)
         for cache, next_rows in ahead:
-            core.held_bytes += cache.add_records(found[at : at + len(next_rows)])
+            state.held_bytes += cache.add_records(found[at : at + len(next_rows)])
             at += len(next_rows)
     return records
 

@@ -47,7 +47,7 @@ class PayloadWriter:
     """Writes one payload to a body file of its own.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         shard: of the task.
         is_durable: sync it at its end.
 
@@ -55,11 +55,11 @@ class PayloadWriter:
         PayloadTooLargeError: the shard has no body files.
     """
 
-    def __init__(self, core: EngineState, shard: Shard, *, is_durable: bool) -> None:
-        self._core = core
+    def __init__(self, state: EngineState, shard: Shard, *, is_durable: bool) -> None:
+        self._state = state
         self._bodies = _bodies_of(shard)
         self._is_durable = is_durable
-        self._file: StreamWriter = self._bodies.files.begin_stream(core.ids.token())
+        self._file: StreamWriter = self._bodies.files.begin_stream(state.ids.token())
         self._is_taken = False
 
     @property
@@ -83,7 +83,7 @@ class PayloadWriter:
         view = memoryview(data)
         for at in range(0, len(view), STEP_BYTES):
             part = view[at : at + STEP_BYTES]
-            await self._core.spawner.run_in_thread(partial(self._file.write, part))
+            await self._state.spawner.run_in_thread(partial(self._file.write, part))
 
     async def finish(self) -> BodyRow:
         """Make it one of the shard's body files; where it lies. Raises as ``write`` does."""
@@ -93,8 +93,8 @@ class PayloadWriter:
             at = self._file.finish(is_durable=self._is_durable)
             found.append(BodyRow(at.size, at.file, at.offset, self._file.record_id))
 
-        await self._core.spawner.run_in_thread(finish)
-        if self._core.is_closed:
+        await self._state.spawner.run_in_thread(finish)
+        if self._state.is_closed:
             raise ClosedError("the engine is closed")
         self._bodies.files.take_in(self._file)
         self._is_taken = True
@@ -103,7 +103,7 @@ class PayloadWriter:
     async def discard(self) -> None:
         """Remove it, unless it was finished. Idempotent."""
         if not self._is_taken:
-            thread = self._core.spawner.run_in_thread
+            thread = self._state.spawner.run_in_thread
             cancelled = await await_shielded(partial(thread, self._file.discard))
             if cancelled is not None:
                 raise cancelled
@@ -130,9 +130,9 @@ def _bodies_of(shard: Shard) -> Bodies:
 
 
 async def write_streamed(
-    core: EngineState,
+    state: EngineState,
     shard: Shard,
-    items: Iterable[EncodedTask],
+    encoded_tasks: Iterable[EncodedTask],
     stack: ExitStack,
     *,
     is_durable: bool,
@@ -140,9 +140,9 @@ async def write_streamed(
     """Write the streamed payloads among those of tasks about to be queued. One they share, once.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         shard: of all these tasks.
-        items: encoded.
+        encoded_tasks: encoded.
         stack: keeps the files busy until it is closed: after their rows are queued.
         is_durable: sync them.
 
@@ -151,19 +151,19 @@ async def write_streamed(
         StorageFullError, StorageError: nothing was queued. What was written is garbage.
     """
     written: dict[int, BodyRow] = {}
-    for item in items:
-        if not item.is_streamed or item.body is None or item.body_row is not None:
+    for encoded in encoded_tasks:
+        if not encoded.is_streamed or encoded.body is None or encoded.body_row is not None:
             continue
-        row = written.get(id(item.body))
+        row = written.get(id(encoded.body))
         if row is None:
-            writer = PayloadWriter(core, shard, is_durable=is_durable)
+            writer = PayloadWriter(state, shard, is_durable=is_durable)
             stack.enter_context(writer.busy())
             try:
-                await writer.write(item.body)
-                row = written[id(item.body)] = await writer.finish()
+                await writer.write(encoded.body)
+                row = written[id(encoded.body)] = await writer.finish()
             finally:
                 await writer.discard()
-        item.body_row = row
+        encoded.body_row = row
 
 
 class PayloadReader:
@@ -174,15 +174,15 @@ class PayloadReader:
     end: the last slice comes only if it is right.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         source: the payload, or its file.
         slice_bytes: of each that iterating gives.
     """
 
     def __init__(
-        self, core: EngineState, source: bytes | StreamReader, slice_bytes: int = SLICE_BYTES
+        self, state: EngineState, source: bytes | StreamReader, slice_bytes: int = SLICE_BYTES
     ) -> None:
-        self._core = core
+        self._state = state
         self.slice_bytes = slice_bytes
         self._file = source if isinstance(source, StreamReader) else None
         self._rest = memoryview(b"" if isinstance(source, StreamReader) else source)
@@ -208,7 +208,7 @@ class PayloadReader:
         file = self._file
         count = file.left if most is None else most
         try:
-            data: bytes = await self._core.spawner.run_in_thread(partial(file.read, count))
+            data: bytes = await self._state.spawner.run_in_thread(partial(file.read, count))
         except SegmentCorruptError as exc:
             raise RecordCorruptError(str(exc)) from exc
         return data
@@ -228,7 +228,7 @@ class PayloadReader:
         if self._file is None:
             return crc32(self._rest), bytes(self._rest[offset : offset + most])
         part = partial(self._file.part, offset, most)
-        data: bytes = await self._core.spawner.run_in_thread(part)
+        data: bytes = await self._state.spawner.run_in_thread(part)
         return self._file.sum, data
 
     async def aclose(self) -> None:
@@ -257,12 +257,12 @@ class PayloadReader:
 
 
 async def open_streamed(
-    core: EngineState, shard: Shard, task_id: bytes, record_id: bytes, slice_bytes: int
+    state: EngineState, shard: Shard, task_id: bytes, record_id: bytes, slice_bytes: int
 ) -> PayloadReader:
     """A reader of a task's streamed payload.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         shard: of the task.
         task_id: it is not over.
         record_id: as its record names it.
@@ -277,5 +277,5 @@ async def open_streamed(
         raise RecordCorruptError(f"task {task_id.hex()}: its shard has no body files")
     row = bodies.locate(shard.overlay, task_id, record_id)
     opened = partial(bodies.open_stream, task_id, row)
-    file = await obtain(core.spawner, opened, StreamReader.close)
-    return PayloadReader(core, file, slice_bytes)
+    file = await obtain(state.spawner, opened, StreamReader.close)
+    return PayloadReader(state, file, slice_bytes)

@@ -91,42 +91,42 @@ DEAD_RETENTION_MS: Final = 604_800_000
 End = tuple[LeaseState, int, bytes, int]
 
 
-def _forget_progress(core: EngineState, group: Group, task_id: bytes) -> None:
-    if task_id in core.progress:
+def _forget_progress(state: EngineState, group: Group, task_id: bytes) -> None:
+    if task_id in state.progress:
         group.ops.append((PROGRESS + task_id, None))
 
 
-def leave_lease(core: EngineState, group: Group, lease: LeaseState) -> None:
+def leave_lease(state: EngineState, group: Group, lease: LeaseState) -> None:
     """The lease row, its counter, its entry in memory; the caller says where the task goes.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         group: the open group of the task's shard; the rows go into it.
         lease: a live one, in the engine's lease table.
     """
-    if core.progress:
-        _forget_progress(core, group, lease.task_id)
-    core.end_lease(lease)
-    bucket = lease.bucket
-    bucket.leased -= 1
-    group.dirty[bucket] = None
+    if state.progress:
+        _forget_progress(state, group, lease.task_id)
+    state.end_lease(lease)
+    shard_queue = lease.shard_queue
+    shard_queue.leased -= 1
+    group.dirty[shard_queue] = None
     group.ops.append((LEASE + lease.task_id, None))
 
 
 def _forget_ghost(
-    core: EngineState, group: Group, shard: Shard, ghost: bytes, ghost_expires_ms: int
+    state: EngineState, group: Group, shard: Shard, ghost: bytes, ghost_expires_ms: int
 ) -> None:
     # While its task lives a ghost can have no other holder, so there is nothing to compare.
     if ghost == NO_GHOST:
         return
-    if ghost_expires_ms <= core.clock.wall_us() // 1000:
+    if ghost_expires_ms <= state.clock.wall_us() // 1000:
         drop_ghost(shard, group, ghost)
     else:
-        core.refile(shard, group, ghost_expires_ms, b"g" + ghost)
+        state.refile(shard, group, ghost_expires_ms, b"g" + ghost)
 
 
 def finish(
-    core: EngineState, group: Group, lease: LeaseState, status: int, *, error: bytes = b""
+    state: EngineState, group: Group, lease: LeaseState, status: int, *, error: bytes = b""
 ) -> None:
     """One task is over, without a value.
 
@@ -136,11 +136,11 @@ def finish(
         status: how it ended.
         error: kept in the result.
     """
-    finish_all(core, group, ((lease, 0, b"", 0),), status, error=error)
+    finish_all(state, group, ((lease, 0, b"", 0),), status, error=error)
 
 
 def finish_all(
-    core: EngineState,
+    state: EngineState,
     group: Group,
     ends: Sequence[End],
     status: int,
@@ -160,26 +160,30 @@ def finish_all(
         error: kept in the results.
     """
     append = group.ops.append
-    is_kept = core.limits.results_max > 0
+    is_kept = state.limits.results_max > 0
     keep = keep and is_kept
-    now_us = core.wall_ns() // 1000
-    bucket: ShardQueue | None = None
+    now_us = state.wall_ns() // 1000
+    shard_queue: ShardQueue | None = None
     policy = noted_kind = b""
     retention_ms = kept_ms = noted_ms = at_ms = 0
-    final: list[bytes] | None = None  # where completed tasks of this bucket and policy expire
+    final: list[bytes] | None = None  # where completed tasks of this shard queue and policy expire
     if group.events is not None:
         reason = None if status == 1 else error
         emit_leases(group, END_KINDS[status], [end[0] for end in ends], now_us, reason)
     for lease, flags, value, raw_bytes in ends:
         task_id = lease.task_id
         if lease.flags & DEAD_LEASE:
-            _take_death_back(core, group, lease)
-        if lease.bucket is not bucket:
-            bucket = lease.bucket
-            shard, queue, tenant = bucket.shard, bucket.lane.queue, bucket.lane.tenant
+            _take_death_back(state, group, lease)
+        if lease.shard_queue is not shard_queue:
+            shard_queue = lease.shard_queue
+            shard, queue, tenant = (
+                shard_queue.shard,
+                shard_queue.tenant_queue.queue,
+                shard_queue.tenant_queue.tenant,
+            )
             names = queue + tenant
-            history = bucket.lane.topic.history
-            group.dirty[bucket] = None
+            history = shard_queue.tenant_queue.queue_state.history
+            group.dirty[shard_queue] = None
             final = None
         lease_flags = lease.flags
         if lease.packed_policy != policy:
@@ -228,14 +232,14 @@ def finish_all(
         # Of this task all is encoded; what remains to be read comes next.
         if lease_flags & BODY_LEASE:
             shard.drop_body(group, task_id)
-        if core.progress:
-            _forget_progress(core, group, task_id)
-        core.end_lease(lease)
-        bucket.leased -= 1
+        if state.progress:
+            _forget_progress(state, group, task_id)
+        state.end_lease(lease)
+        shard_queue.leased -= 1
         if lease.runs is not None:
             lease.runs.ended(status, now_us - lease.leased_us)
         if status == Status.COMPLETED:
-            flow = bucket.lane.flow
+            flow = shard_queue.tenant_queue.flow
             flow.completed += 1
             flow.ran_us += now_us - lease.leased_us
         append((LEASE + task_id, None))
@@ -245,10 +249,10 @@ def finish_all(
             if not record:
                 append((ATTEMPTS + task_id, None))
         if lease.ghost != NO_GHOST:
-            _forget_ghost(core, group, shard, lease.ghost, lease.ghost_expires_ms)
+            _forget_ghost(state, group, shard, lease.ghost, lease.ghost_expires_ms)
         if record:
             append((RESULT + task_id, record))
-            bucket.results += 1
+            shard_queue.results += 1
             shard.results += 1
             until_ms = now_us // 1000 + kept_ms
             kind = GOES
@@ -261,25 +265,25 @@ def finish_all(
             if status == 1 and not lease_flags & (MOVED_FLAG | MEMBER_LEASE):
                 if final is None or kind is not noted_kind:
                     if until_ms != noted_ms:
-                        final = core.final_rows(shard, group, until_ms, bucket, kind)
+                        final = state.final_rows(shard, group, until_ms, shard_queue, kind)
                         noted_ms = until_ms
                         at_ms = -(-until_ms // SECOND_MS) * SECOND_MS
-                    else:  # as there, for another bucket of the same shard
-                        final = group.final.setdefault((at_ms, bucket, kind), [])
+                    else:  # as there, for another shard queue of the same shard
+                        final = group.final.setdefault((at_ms, shard_queue, kind), [])
                     noted_kind = kind
                 final.append(task_id)
             elif history.ms:
-                core.final_rows(shard, group, until_ms, bucket, READ).append(task_id)
+                state.final_rows(shard, group, until_ms, shard_queue, READ).append(task_id)
             else:
-                core.file_expiry(shard, group, until_ms, b"r" + task_id)
+                state.file_expiry(shard, group, until_ms, b"r" + task_id)
         if lease_flags & MEMBER_LEASE:
-            core.flows.ended(group, shard, task_id, status, now_us)
-        if core.result_waiters:
-            core.notify_result(group, task_id)
+            state.flows.ended(group, shard, task_id, status, now_us)
+        if state.result_waiters:
+            state.notify_result(group, task_id)
 
 
 def finish_one(
-    core: EngineState,
+    state: EngineState,
     group: Group,
     lease: LeaseState,
     flags: int,
@@ -302,14 +306,18 @@ def finish_one(
         lease.flags & (MOVED_FLAG | BODY_LEASE | MEMBER_LEASE)
         or not keep
         or not retention_ms
-        or not core.limits.results_max
-        or core.result_waiters
+        or not state.limits.results_max
+        or state.result_waiters
     ):
-        finish_all(core, group, ((lease, flags, value, raw_bytes),), 1, keep=keep)
+        finish_all(state, group, ((lease, flags, value, raw_bytes),), 1, keep=keep)
         return
-    task_id, bucket, worker = lease.task_id, lease.bucket, lease.worker
-    queue, tenant, history = bucket.lane.queue, bucket.lane.tenant, bucket.lane.topic.history
-    now_us = core.wall_ns() // 1000
+    task_id, shard_queue, worker = lease.task_id, lease.shard_queue, lease.worker
+    queue, tenant, history = (
+        shard_queue.tenant_queue.queue,
+        shard_queue.tenant_queue.tenant,
+        shard_queue.tenant_queue.queue_state.history,
+    )
+    now_us = state.wall_ns() // 1000
     tail = value + history.tail
     face = lease.face
     if face:
@@ -340,7 +348,7 @@ def finish_one(
         + worker
         + tail
     )
-    shard = bucket.shard
+    shard = shard_queue.shard
     record = body + checksum(body)
     kind = GOES
     if history.ms > retention_ms:
@@ -349,27 +357,27 @@ def finish_one(
         else:
             retention_ms = history.ms  # of the row: the record is packed
     until_ms = -(-(now_us // 1000 + retention_ms) // SECOND_MS) * SECOND_MS  # as ``final_rows``
-    final = group.final.get((until_ms, bucket, kind))
+    final = group.final.get((until_ms, shard_queue, kind))
     if final is None:
-        final = core.final_rows(shard, group, until_ms, bucket, kind)
+        final = state.final_rows(shard, group, until_ms, shard_queue, kind)
     if lease.ghost != NO_GHOST:  # first: it may have to read
-        _forget_ghost(core, group, shard, lease.ghost, lease.ghost_expires_ms)
+        _forget_ghost(state, group, shard, lease.ghost, lease.ghost_expires_ms)
     if group.events is not None:  # and rows are queued when all is encoded
         one = pack_one(COMPLETED, lease.priority, lease.attempt, 1, len(worker), now_us, task_id)
-        group.events.append(one + bucket.lane.tag + worker)
-    if core.progress:
-        _forget_progress(core, group, task_id)
-    core.end_lease(lease)
+        group.events.append(one + shard_queue.tenant_queue.tag + worker)
+    if state.progress:
+        _forget_progress(state, group, task_id)
+    state.end_lease(lease)
     group.ops += ((LEASE + task_id, None), (TASK + task_id, None), (RESULT + task_id, record))
     shard.results += 1
-    bucket.results += 1
-    bucket.leased -= 1
-    flow = bucket.lane.flow
+    shard_queue.results += 1
+    shard_queue.leased -= 1
+    flow = shard_queue.tenant_queue.flow
     flow.completed += 1
     flow.ran_us += now_us - lease.leased_us
     if lease.runs is not None:
         lease.runs.completed(now_us - lease.leased_us)
-    group.dirty[bucket] = None
+    group.dirty[shard_queue] = None
     final.append(task_id)
 
 
@@ -384,13 +392,13 @@ def _attempt_row(lease: LeaseState, outcome: int, now_us: int, reason: bytes) ->
     """
     raw = None
     if lease.flags & MOVED_FLAG:
-        raw = lease.bucket.shard.overlay.get_sound(ATTEMPTS + lease.task_id)
+        raw = lease.shard_queue.shard.overlay.get_sound(ATTEMPTS + lease.task_id)
     one = AttemptRecord(lease.attempt, outcome, lease.leased_us, now_us, lease.worker, reason)
     return add_attempt(raw, one)
 
 
 def die(
-    core: EngineState, group: Group, lease: LeaseState, reason: bytes, outcome: int = 1
+    state: EngineState, group: Group, lease: LeaseState, reason: bytes, outcome: int = 1
 ) -> None:
     """Out of attempts, or buried: ``-l +q(x) +s +a``, and a result that says so.
 
@@ -403,18 +411,18 @@ def die(
         outcome: of the run: ``Outcome``.
     """
     if lease.flags & DEAD_LEASE:
-        lay_back(core, group, lease)
+        lay_back(state, group, lease)
         return
     created_us, seq = TIMES.unpack(lease.times)
     policy = decode_policy(lease.packed_policy)
-    task_id, bucket = lease.task_id, lease.bucket
-    now_us = core.clock.wall_us()
+    task_id, shard_queue = lease.task_id, lease.shard_queue
+    now_us = state.clock.wall_us()
     now_ms = now_us // 1000
     result = b""
     attempts = _attempt_row(lease, outcome, now_us, reason)
-    history = bucket.lane.topic.history
-    if (policy.retention_ms or history.ms) and core.limits.results_max:
-        lane = bucket.lane
+    history = shard_queue.tenant_queue.queue_state.history
+    if (policy.retention_ms or history.ms) and state.limits.results_max:
+        tenant_queue = shard_queue.tenant_queue
         record = ResultRecord(
             HAS_ATTEMPTS | (lease.flags & MEMBER_LEASE) << 3,
             Status.DEAD,
@@ -428,8 +436,8 @@ def die(
             now_us,
             policy.retention_ms,
             0,
-            lane.queue,
-            lane.tenant,
+            tenant_queue.queue,
+            tenant_queue.tenant,
             lease.worker,
             reason,
             b"",
@@ -437,11 +445,11 @@ def die(
             history.seconds,
         )
         result = encode_result_record(record)
-    emit(group, DIED, bucket, task_id, lease.priority, lease.attempt, now_us, reason)
+    emit(group, DIED, shard_queue, task_id, lease.priority, lease.attempt, now_us, reason)
     bury_at(
-        core,
+        state,
         group,
-        bucket,
+        shard_queue,
         task_id,
         lease.priority,
         lease.attempt,
@@ -451,25 +459,25 @@ def die(
         policy,
         flags=lease.flags >> 1 & (BODY_ROW | MEMBER_ROW),
     )
-    leave_lease(core, group, lease)
+    leave_lease(state, group, lease)
     group.ops.append((ATTEMPTS + task_id, attempts))
-    bucket.lane.flow.failed += 1
+    shard_queue.tenant_queue.flow.failed += 1
     if lease.runs is not None:
         lease.runs.ended(RUN_DEAD, now_us - lease.leased_us)
-    _forget_ghost(core, group, bucket.shard, lease.ghost, lease.ghost_expires_ms)
+    _forget_ghost(state, group, shard_queue.shard, lease.ghost, lease.ghost_expires_ms)
     if result:
         until_ms = now_ms + max(policy.retention_ms, history.ms)
-        put_result(core, bucket.shard, group, bucket, task_id, result, until_ms)
+        put_result(state, shard_queue.shard, group, shard_queue, task_id, result, until_ms)
     if lease.flags & MEMBER_LEASE:
-        core.flows.ended(group, bucket.shard, task_id, Status.DEAD, now_us)
-    core.totals.dead += 1
-    core.notify_result(group, task_id)
+        state.flows.ended(group, shard_queue.shard, task_id, Status.DEAD, now_us)
+    state.totals.dead += 1
+    state.notify_result(group, task_id)
 
 
 def bury_at(
-    core: EngineState,
+    state: EngineState,
     group: Group,
-    bucket: ShardQueue,
+    shard_queue: ShardQueue,
     task_id: bytes,
     priority: int,
     attempts: int,
@@ -492,95 +500,106 @@ def bury_at(
         flags: ``BODY_ROW``, ``MEMBER_ROW``, both or 0.
     """
     forget_ms = now_ms + (policy.dead_retention_ms if policy is not None else DEAD_RETENTION_MS)
-    key = dead_key(bucket.prefix, now_ms, task_id)
-    bucket.dead_head = min(bucket.dead_head, key)
+    key = dead_key(shard_queue.prefix, now_ms, task_id)
+    shard_queue.dead_head = min(shard_queue.dead_head, key)
     row = IndexRow(MOVED_ROW | flags, priority, attempts, record_bytes, forget_ms, reason)
     value, moved = encode_index_row(row), encode_moved(Moved(attempts, key))
-    core.file_expiry(bucket.shard, group, forget_ms, b"x" + task_id)
+    state.file_expiry(shard_queue.shard, group, forget_ms, b"x" + task_id)
     group.ops += ((key, value), (MOVED + task_id, moved))
-    group.dirty[bucket] = None
-    bucket.dead += 1
-    if core.dead_waiters:
-        core.wake_dead(bucket.lane)
+    group.dirty[shard_queue] = None
+    shard_queue.dead += 1
+    if state.dead_waiters:
+        state.wake_dead(shard_queue.tenant_queue)
 
 
-def lay_back(core: EngineState, group: Group, lease: LeaseState) -> None:
+def lay_back(state: EngineState, group: Group, lease: LeaseState) -> None:
     """A dead letter whose lease is over is one again: ``-l +q(x)``, the same key, the same row.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         group: the open group of the task's shard; the rows go into it.
         lease: a live one of a dead letter, in the engine's lease table.
     """
-    bucket, key = lease.bucket, lease.key
+    shard_queue, key = lease.shard_queue, lease.key
     row = decode_index_row(lease.dead_row)
     flags = MOVED_ROW | lease.flags >> 1 & (BODY_ROW | MEMBER_ROW)
     value = encode_index_row(row._replace(flags=flags))
-    leave_lease(core, group, lease)
+    leave_lease(state, group, lease)
     if row.expires_ms:  # a sweep may have passed it by meanwhile
-        core.refile(bucket.shard, group, row.expires_ms, b"x" + lease.task_id)
+        state.refile(shard_queue.shard, group, row.expires_ms, b"x" + lease.task_id)
     group.ops.append((key, value))
-    core.laid_back += 1
-    bucket.dead += 1
-    bucket.dead_head = min(bucket.dead_head, key)
-    if core.dead_waiters:
-        core.wake_dead(bucket.lane)
+    state.laid_back += 1
+    shard_queue.dead += 1
+    shard_queue.dead_head = min(shard_queue.dead_head, key)
+    if state.dead_waiters:
+        state.wake_dead(shard_queue.tenant_queue)
 
 
-def _take_death_back(core: EngineState, group: Group, lease: LeaseState) -> None:
+def _take_death_back(state: EngineState, group: Group, lease: LeaseState) -> None:
     """A leased dead letter ends in another way: its first end counts no more, as in a redrive."""
-    shard, lane, task_id = lease.bucket.shard, lease.bucket.lane, lease.task_id
+    shard, tenant_queue, task_id = (
+        lease.shard_queue.shard,
+        lease.shard_queue.tenant_queue,
+        lease.task_id,
+    )
     raw = shard.overlay.get_sound(RESULT + task_id)
     if raw is not None:
         result = attempt(decode_result, raw)
-        queue, tenant = lane.queue, lane.tenant  # a damaged one was counted where its task is
+        queue, tenant = (
+            tenant_queue.queue,
+            tenant_queue.tenant,
+        )  # a damaged one was counted where its task is
         if result is not None:
             queue, tenant = result.queue, result.tenant
-        drop_result(core, shard, group, task_id, queue, tenant)
+        drop_result(state, shard, group, task_id, queue, tenant)
     if lease.flags & MEMBER_LEASE:
-        core.flows.redriven(group, shard, task_id)
+        state.flows.redriven(group, shard, task_id)
 
 
 def step_behind(
-    core: EngineState, group: Group, bucket: ShardQueue, row: Row, reason: bytes
+    state: EngineState, group: Group, shard_queue: ShardQueue, row: Row, reason: bytes
 ) -> None:
     """A ready row that was popped cannot be delivered now: ``-q(r) +q(d) +s``, no run counted.
 
     Args:
         group: the open group of the task's shard; the rows go into it.
-        bucket: of the row.
+        shard queue: of the row.
         row: a ready one, popped.
         reason: kept with the task.
     """
     key, task_id, attempts, flags, expires_ms, size, _ = row
-    now_us = core.clock.wall_us()
+    now_us = state.clock.wall_us()
     due_ms = now_us // 1000 + STEP_MS
-    later = delayed_key(bucket.prefix, due_ms, core.next_seq(now_us), task_id)
+    later = delayed_key(shard_queue.prefix, due_ms, state.next_seq(now_us), task_id)
     packed = encode_index_row(
         IndexRow(flags | MOVED_ROW, 9 - key[-25], attempts, size, expires_ms, reason)
     )
     group.ops += ((key, None), (MOVED + task_id, encode_moved(Moved(attempts, later))))
-    core.put_delayed(group, bucket, later, due_ms, packed)
+    state.put_delayed(group, shard_queue, later, due_ms, packed)
 
 
-def bury_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row, reason: bytes) -> None:
+def bury_row(
+    state: EngineState, group: Group, shard_queue: ShardQueue, row: Row, reason: bytes
+) -> None:
     """A ready row that was popped but cannot be delivered.
 
     Args:
         group: the open group of the task's shard; the rows go into it.
-        bucket: of the row.
+        shard queue: of the row.
         row: a ready one, popped.
         reason: kept with the dead letter and in the result.
     """
     key, task_id, attempts, flags, _, size, _ = row
-    now_us = core.clock.wall_us()
+    now_us = state.clock.wall_us()
     priority = 9 - key[-25]
-    result = _damaged_result(core, bucket, task_id, Status.DEAD, priority, attempts, reason, now_us)
-    emit(group, DIED, bucket, task_id, priority, attempts, now_us, reason)
+    result = _damaged_result(
+        state, shard_queue, task_id, Status.DEAD, priority, attempts, reason, now_us
+    )
+    emit(group, DIED, shard_queue, task_id, priority, attempts, now_us, reason)
     bury_at(
-        core,
+        state,
         group,
-        bucket,
+        shard_queue,
         task_id,
         priority,
         attempts,
@@ -591,16 +610,16 @@ def bury_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row, reas
         flags=flags & (BODY_ROW | MEMBER_ROW),
     )
     group.ops.append((key, None))
-    _put_damaged(core, group, bucket, task_id, result, now_us)
+    _put_damaged(state, group, shard_queue, task_id, result, now_us)
     if flags & MEMBER_ROW:
-        core.flows.ended(group, bucket.shard, task_id, Status.DEAD, now_us)
-    core.totals.dead += 1
-    core.notify_result(group, task_id)
+        state.flows.ended(group, shard_queue.shard, task_id, Status.DEAD, now_us)
+    state.totals.dead += 1
+    state.notify_result(group, task_id)
 
 
 def _damaged_result(
-    core: EngineState,
-    bucket: ShardQueue,
+    state: EngineState,
+    shard_queue: ShardQueue,
     task_id: bytes,
     status: Status,
     priority: int,
@@ -612,9 +631,9 @@ def _damaged_result(
 
     Empty where no results are kept.
     """
-    if not core.limits.results_max:
+    if not state.limits.results_max:
         return b""
-    lane = bucket.lane
+    tenant_queue = shard_queue.tenant_queue
     record = ResultRecord(
         HAS_ATTEMPTS,
         status,
@@ -628,23 +647,28 @@ def _damaged_result(
         now_us,
         RETENTION_MS,
         0,
-        lane.queue,
-        lane.tenant,
+        tenant_queue.queue,
+        tenant_queue.tenant,
         b"",
         reason,
         b"",
-        history_s=lane.topic.history.seconds,
+        history_s=tenant_queue.queue_state.history.seconds,
     )
     return encode_result_record(record)
 
 
 def _put_damaged(
-    core: EngineState, group: Group, bucket: ShardQueue, task_id: bytes, result: bytes, now_us: int
+    state: EngineState,
+    group: Group,
+    shard_queue: ShardQueue,
+    task_id: bytes,
+    result: bytes,
+    now_us: int,
 ) -> None:
     if result:
-        kept_ms = max(RETENTION_MS, bucket.lane.topic.history.ms)
+        kept_ms = max(RETENTION_MS, shard_queue.tenant_queue.queue_state.history.ms)
         until_ms = now_us // 1000 + kept_ms
-        put_result(core, bucket.shard, group, bucket, task_id, result, until_ms)
+        put_result(state, shard_queue.shard, group, shard_queue, task_id, result, until_ms)
 
 
 def sound_task(shard: Shard, task_id: bytes) -> TaskRecord | None:
@@ -653,7 +677,7 @@ def sound_task(shard: Shard, task_id: bytes) -> TaskRecord | None:
 
 
 def end_task(
-    core: EngineState, group: Group, location: TaskLocation, status: Status | None, error: str
+    state: EngineState, group: Group, location: TaskLocation, status: Status | None, error: str
 ) -> None:
     """``end_at`` for a task whose record may be missing or damaged: then the row is enough.
 
@@ -665,22 +689,22 @@ def end_task(
         status: None writes no result (it has one: the task was dead).
         error: kept in the result.
     """
-    shard, task_id = location.bucket.shard, location.task_id
+    shard, task_id = location.shard_queue.shard, location.task_id
     task = sound_task(shard, task_id)
     if task is not None:
         retention_ms = decode_policy(task.policy).retention_ms
-        end_at(core, group, location, task, status, error=error, retention_ms=retention_ms)
+        end_at(state, group, location, task, status, error=error, retention_ms=retention_ms)
         return
-    row, reason, bucket = location.row, error.encode(), location.bucket
-    now_us, result = core.clock.wall_us(), b""
+    row, reason, shard_queue = location.row, error.encode(), location.shard_queue
+    now_us, result = state.clock.wall_us(), b""
     if status is not None:
         result = _damaged_result(
-            core, bucket, task_id, status, row.priority, row.attempts, reason, now_us
+            state, shard_queue, task_id, status, row.priority, row.attempts, reason, now_us
         )
     emit(
         group,
         END_KINDS[status],
-        bucket,
+        shard_queue,
         task_id,
         row.priority,
         row.attempts,
@@ -689,27 +713,27 @@ def end_task(
     )
     if row.flags & BODY_ROW:
         shard.drop_body(group, task_id)
-    leave(core, group, location)
+    leave(state, group, location)
     if not result and not (status is None and shard.overlay.has(RESULT + task_id)):
         group.ops.append((ATTEMPTS + task_id, None))
     group.ops += [(TASK + task_id, None), (MOVED + task_id, None)]
-    _put_damaged(core, group, bucket, task_id, result, now_us)
+    _put_damaged(state, group, shard_queue, task_id, result, now_us)
     if row.flags & MEMBER_ROW:
-        core.flows.ended(group, shard, task_id, status or 0, now_us)
-    core.notify_result(group, task_id)
+        state.flows.ended(group, shard, task_id, status or 0, now_us)
+    state.notify_result(group, task_id)
 
 
-def end_if_past_ttl(core: EngineState, group: Group, lease: LeaseState) -> bool:
+def end_if_past_ttl(state: EngineState, group: Group, lease: LeaseState) -> bool:
     """A task that comes back past its TTL ends instead. Returns whether it did."""
-    if not lease.expires_ms or lease.expires_ms > core.clock.wall_us() // 1000:
+    if not lease.expires_ms or lease.expires_ms > state.clock.wall_us() // 1000:
         return False
-    finish(core, group, lease, Status.EXPIRED, error=b"ttl")
-    core.totals.expired += 1
+    finish(state, group, lease, Status.EXPIRED, error=b"ttl")
+    state.totals.expired += 1
     return True
 
 
 def put_back(
-    core: EngineState,
+    state: EngineState,
     group: Group,
     lease: LeaseState,
     *,
@@ -732,27 +756,29 @@ def put_back(
         outcome: of a run that counts: ``Outcome``.
     """
     if lease.flags & DEAD_LEASE:
-        lay_back(core, group, lease)
+        lay_back(state, group, lease)
         return
-    if end_if_past_ttl(core, group, lease):
+    if end_if_past_ttl(state, group, lease):
         return
-    bucket, task_id = lease.bucket, lease.task_id
-    now_us = core.clock.wall_us()
+    shard_queue, task_id = lease.shard_queue, lease.task_id
+    now_us = state.clock.wall_us()
     ended = _attempt_row(lease, outcome, now_us, reason) if is_counted else None
     attempts = lease.attempt if is_counted else lease.attempt - 1
     kind = NACKED if is_counted else RELEASED
-    emit(group, kind, bucket, task_id, lease.priority, attempts, now_us, reason)
+    emit(group, kind, shard_queue, task_id, lease.priority, attempts, now_us, reason)
     had_moved = bool(lease.flags & MOVED_FLAG)
     stays = not is_counted and delay_ms == 0
     if stays:
         key = lease.key
         moved = had_moved or attempts > 0
     else:
-        seq = core.next_seq(now_us)
+        seq = state.next_seq(now_us)
         if delay_ms:
-            key = delayed_key(bucket.prefix, now_us // 1000 + delay_ms, seq, task_id)
+            key = delayed_key(shard_queue.prefix, now_us // 1000 + delay_ms, seq, task_id)
         else:
-            key = bucket.ready_key(bucket.ready_prefixes[9 - lease.priority], seq, task_id)
+            key = shard_queue.ready_key(
+                shard_queue.ready_prefixes[9 - lease.priority], seq, task_id
+            )
         moved = True
     row = IndexRow(
         (MOVED_ROW if moved else 0) | lease.flags >> 1 & (BODY_ROW | MEMBER_ROW),
@@ -768,33 +794,33 @@ def put_back(
         kept = None if lease.record is None or is_streamed(lease.record) else lease.record
         facts = (row.priority, attempts, row.flags, row.expires_ms, size, kept)
         held = (key, key[-16:], *facts, packed)  # it is the ready row's value, too
-        core.put_delayed(group, bucket, key, now_us // 1000 + delay_ms, packed, held)
+        state.put_delayed(group, shard_queue, key, now_us // 1000 + delay_ms, packed, held)
     else:
-        core.put_ready(group, bucket, 9 - lease.priority, key, task_id, row)
-    leave_lease(core, group, lease)
-    bucket.lane.flow.failed += is_counted
+        state.put_ready(group, shard_queue, 9 - lease.priority, key, task_id, row)
+    leave_lease(state, group, lease)
+    shard_queue.tenant_queue.flow.failed += is_counted
     if lease.runs is not None:
         end = RUN_FAILED if is_counted else RUN_RELEASED
         lease.runs.ended(end, now_us - lease.leased_us)
     if lease.expires_ms:
-        core.refile(bucket.shard, group, lease.expires_ms, b"t" + task_id)
+        state.refile(shard_queue.shard, group, lease.expires_ms, b"t" + task_id)
     if value is not None:
         group.ops.append((MOVED + task_id, value))
     if ended is not None:
         group.ops.append((ATTEMPTS + task_id, ended))
 
 
-def give_back(core: EngineState, leases: Sequence[LeaseState]) -> None:
+def give_back(state: EngineState, leases: Sequence[LeaseState]) -> None:
     """Release leases that nobody will work on; does not wait and is never refused."""
     groups: dict[Shard, Group] = {}
     for lease in leases:
-        if not lease.is_live or core.leases.get(lease.task_id) is not lease:
+        if not lease.is_live or state.leases.get(lease.task_id) is not lease:
             continue
-        shard = lease.bucket.shard
-        if not shard.co.takes_writes or core.is_closed:
+        shard = lease.shard_queue.shard
+        if not shard.coalescer.takes_writes or state.is_closed:
             continue
         if shard not in groups:
-            groups[shard] = shard.co.begin()
+            groups[shard] = shard.coalescer.begin()
         group = groups[shard]
         with group:
-            put_back(core, group, lease, delay_ms=0, reason=b"", is_counted=False)
+            put_back(state, group, lease, delay_ms=0, reason=b"", is_counted=False)

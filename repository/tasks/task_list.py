@@ -30,7 +30,7 @@ from ..state.engine_state import EngineState
 from ..state.lease_state import LeasedRun
 from ..state.pages import counts_of, find_floor, row_count
 from ..state.queue_state import Shard, TenantQueue
-from ..state.shard_scope import buckets_meant, is_meant, is_scoped, shards_meant
+from ..state.shard_scope import is_meant, is_scoped, shard_queues_meant, shards_meant
 from ..state.turns import Turns, in_slices
 from .claim_order import head_seq
 from .follower import foreign_head_seq, foreign_lease, foreign_lease_parts
@@ -72,14 +72,14 @@ _FEW = 64  # results that are sooner looked for from the end
 _COUNTED_BACK = 512  # where many deleted rows are in front of them
 _TRIES = 8  # of two milliseconds at most: a turn of the loop
 PAGE_MAX = 10_000  # tasks
-_LANES = 256  # whose counters are asked in one go
+_TENANT_QUEUES = 256  # whose counters are asked in one go
 _LOOKS = 256  # reads of results between two turns of the loop
 _RESULT_KINDS = b"rcvh"
 UNREADABLE = IndexRow(MOVED_ROW, 0, 0, 0, 0, DAMAGED)  # stands in for a damaged index row
 
 
 async def list_tasks(
-    core: EngineState,
+    engine_state: EngineState,
     queue: bytes,
     tenant: bytes | None,
     state: str,
@@ -94,11 +94,11 @@ async def list_tasks(
         limit: tasks, 1 to 10,000.
         after: the last task of the page before, or None.
     """
-    return (await list_page(core, queue, tenant, state, limit, after))[0]
+    return (await list_page(engine_state, queue, tenant, state, limit, after))[0]
 
 
 async def list_page(
-    core: EngineState,
+    engine_state: EngineState,
     queue: bytes,
     tenant: bytes | None,
     state: str,
@@ -111,7 +111,7 @@ async def list_page(
     """As ``Queue.list``; also whether it was ``bytes_max`` that ended the page.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         queue: its name.
         tenant: None for all.
         state: one of ``LIST_STATES``.
@@ -127,25 +127,25 @@ async def list_page(
     if after is not None and (not isinstance(after, Task) or not after.position):
         raise UsageError("after= takes the last Task of the previous page")
     position = after.position if after is not None else b""
-    taken = _Taken(core, payloads, bytes_max)
+    taken = _Taken(engine_state, payloads, bytes_max)
     if state in _STATUSES:
-        found = await _list_finished(core, queue, tenant, _STATUSES[state], limit, position)
+        found = await _list_finished(engine_state, queue, tenant, _STATUSES[state], limit, position)
     elif state == "leased":
-        found = await _list_leased(core, queue, tenant, limit, position, taken)
+        found = await _list_leased(engine_state, queue, tenant, limit, position, taken)
     else:
-        found = await _list_rows(core, queue, tenant, state, limit, position, taken)
-    for shard in shards_meant(core.hosted):
-        await core.commit_barrier(shard)
+        found = await _list_rows(engine_state, queue, tenant, state, limit, position, taken)
+    for shard in shards_meant(engine_state.hosted):
+        await engine_state.commit_barrier(shard)
     return found, taken.is_full
 
 
 class _Taken:
     """Stored bytes read for one page: they decide when others get a turn and when the page ends."""
 
-    __slots__ = ("_bytes_left", "_core", "_left", "_slice", "payloads")
+    __slots__ = ("_bytes_left", "_left", "_slice", "_state", "payloads")
 
-    def __init__(self, core: EngineState, payloads: Payloads, bytes_max: int | None) -> None:
-        self._core = core
+    def __init__(self, state: EngineState, payloads: Payloads, bytes_max: int | None) -> None:
+        self._state = state
         self.payloads: Payloads = payloads
         self._slice = _DECODED_BYTES if payloads == "decoded" else _COPIED_BYTES
         self._left = self._slice
@@ -166,7 +166,7 @@ class _Taken:
         if self._left >= 0 or self._left + n_bytes == self._slice:  # the first of a slice
             return False
         self._left = self._slice - n_bytes
-        await self._core.spawner.checkpoint()
+        await self._state.spawner.checkpoint()
         return True
 
     def inflated(self, task: Task, n_bytes: int) -> None:
@@ -178,69 +178,73 @@ class _Taken:
                 self._bytes_left -= more
 
 
-def _lanes(core: EngineState, queue: bytes, tenant: bytes | None) -> list[TenantQueue]:
-    topic = core.topics.get(queue)
-    if topic is None:
+def _tenant_queues(state: EngineState, queue: bytes, tenant: bytes | None) -> list[TenantQueue]:
+    queue_state = state.queue_states.get(queue)
+    if queue_state is None:
         return []
-    names = sorted(topic.lanes) if tenant is None else [tenant]
-    return [topic.lanes[name] for name in names if name in topic.lanes]
+    names = sorted(queue_state.tenant_queues) if tenant is None else [tenant]
+    return [queue_state.tenant_queues[name] for name in names if name in queue_state.tenant_queues]
 
 
 async def leased_run(
-    core: EngineState, queue: bytes, tenant: bytes | None, position: bytes
+    state: EngineState, queue: bytes, tenant: bytes | None, position: bytes
 ) -> tuple[LeasedRun, bool]:
     """The next leases behind ``position``, and whether they were looked for just now.
 
     Else they are what a page before has left (``keep_run``).
     """
     # A run is of all shards.
-    run = core.leased_runs.get((queue, tenant)) if position and not is_scoped() else None
+    run = state.leased_runs.get((queue, tenant)) if position and not is_scoped() else None
     if run is not None and run.holds(position):
         return run, False
-    return await _make_run(core, queue, tenant, position), True
+    return await _make_run(state, queue, tenant, position), True
 
 
 def keep_run(
-    core: EngineState, queue: bytes, tenant: bytes | None, position: bytes, run: LeasedRun
+    state: EngineState, queue: bytes, tenant: bytes | None, position: bytes, run: LeasedRun
 ) -> None:
     """Leave the rest of a run to the next page, if there is any; it becomes the newest of few.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         queue: its name.
         tenant: None for all.
         position: of the last lease of the page.
         run: from ``leased_run``.
     """
-    core.leased_runs.pop((queue, tenant), None)
+    state.leased_runs.pop((queue, tenant), None)
     if run.holds(position) and not is_scoped():
-        core.leased_runs[queue, tenant] = run
-        if len(core.leased_runs) > RUNS_MAX:
-            del core.leased_runs[next(iter(core.leased_runs))]
+        state.leased_runs[queue, tenant] = run
+        if len(state.leased_runs) > RUNS_MAX:
+            del state.leased_runs[next(iter(state.leased_runs))]
 
 
 async def _make_run(
-    core: EngineState, queue: bytes, tenant: bytes | None, position: bytes
+    state: EngineState, queue: bytes, tenant: bytes | None, position: bytes
 ) -> LeasedRun:
     """The first ``RUN`` behind ``position``: one look at all leases, in turns."""
     keys: list[bytes] = []
     is_cut = False
-    turns = Turns(core)
-    for n, lease in enumerate(list(core.leases.values())):
+    turns = Turns(state)
+    for n, lease in enumerate(list(state.leases.values())):
         if n % _LOOKS == 0:
             await turns.give()
-        lane = lease.bucket.lane
-        if lane.queue == queue and tenant in (None, lane.tenant) and is_meant(lease.bucket.shard):
+        tenant_queue = lease.shard_queue.tenant_queue
+        if (
+            tenant_queue.queue == queue
+            and tenant in (None, tenant_queue.tenant)
+            and is_meant(lease.shard_queue.shard)
+        ):
             keys.append(lease.leased_us.to_bytes(8, "big") + lease.task_id)
             if keys[-1] <= position:
                 del keys[-1]
         if len(keys) >= 2 * RUN:
             keys = sorted(keys)[:RUN]
             is_cut = True
-    for shard in shards_meant(core.hosted):
-        if not shard.co.is_following:
+    for shard in shards_meant(state.hosted):
+        if not shard.coalescer.is_following:
             continue
-        for task_id, record in await _leases_of(core, shard):
+        for task_id, record in await _leases_of(state, shard):
             key = record.leased_us.to_bytes(8, "big") + task_id
             if record.queue == queue and tenant in (None, record.tenant) and key > position:
                 keys.append(key)
@@ -249,16 +253,16 @@ async def _make_run(
     return LeasedRun(position, keys[:RUN], is_last=not is_cut)
 
 
-async def _leases_of(core: EngineState, shard: Shard) -> list[tuple[bytes, LeaseRecord]]:
+async def _leases_of(state: EngineState, shard: Shard) -> list[tuple[bytes, LeaseRecord]]:
     """The leases of a shard that is led elsewhere: read in a thread where that can be."""
-    parts = foreign_lease_parts(core, shard)
+    parts = foreign_lease_parts(state, shard)
     if shard.store.reads_beside:
-        return await core.thread_reads.run(parts, core.check)
-    return await in_slices(core, parts)
+        return await state.thread_reads.run(parts, state.check)
+    return await in_slices(state, parts)
 
 
 async def _list_leased(
-    core: EngineState,
+    state: EngineState,
     queue: bytes,
     tenant: bytes | None,
     limit: int,
@@ -267,42 +271,42 @@ async def _list_leased(
 ) -> list[Task]:
     out: list[Task] = []
     while True:
-        run, is_new = await leased_run(core, queue, tenant, position)
+        run, is_new = await leased_run(state, queue, tenant, position)
         for n in range(bisect_right(run.keys, position), len(run.keys)):
             if n % _PAGE == 0:
-                await core.spawner.checkpoint()
+                await state.spawner.checkpoint()
             position = run.keys[n]
-            task = await _leased_task(core, queue, position, taken)
+            task = await _leased_task(state, queue, position, taken)
             if task is not None:
                 out.append(task)
             if len(out) >= limit or taken.is_full:
-                keep_run(core, queue, tenant, position, run)
+                keep_run(state, queue, tenant, position, run)
                 return out
         if is_new and run.is_last:
-            core.leased_runs.pop((queue, tenant), None)
+            state.leased_runs.pop((queue, tenant), None)
             return out
 
 
 def leased_now(
-    core: EngineState, queue: bytes, position: bytes, payloads: Payloads = "decoded"
+    state: EngineState, queue: bytes, position: bytes, payloads: Payloads = "decoded"
 ) -> Task | None:
     """The task that a position among leases names, unless its lease has ended since.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         queue: its name.
         position: of a task in a list of leased ones.
         payloads: what is shown of payloads and headers.
     """
     task_id, leased_us = position[8:], int.from_bytes(position[:8], "big")
-    lease = core.leases.get(task_id)
+    lease = state.leases.get(task_id)
     if lease is not None:
         if not lease.is_live or lease.leased_us != leased_us:
             return None
-        return leased_or_damaged(core, lease.bucket.shard, lease, payloads)
-    shard = core.shard_of(task_id)
-    record = _foreign_record(shard, queue, position) if shard.co.is_following else None
-    return None if record is None else foreign_or_damaged(core, shard, task_id, record, payloads)
+        return leased_or_damaged(state, lease.shard_queue.shard, lease, payloads)
+    shard = state.shard_of(task_id)
+    record = _foreign_record(shard, queue, position) if shard.coalescer.is_following else None
+    return None if record is None else foreign_or_damaged(state, shard, task_id, record, payloads)
 
 
 def _foreign_record(shard: Shard, queue: bytes, position: bytes) -> LeaseRecord | None:
@@ -317,27 +321,27 @@ def _foreign_record(shard: Shard, queue: bytes, position: bytes) -> LeaseRecord 
 
 
 async def _leased_task(
-    core: EngineState, queue: bytes, position: bytes, taken: _Taken
+    state: EngineState, queue: bytes, position: bytes, taken: _Taken
 ) -> Task | None:
     """``leased_now``, with a turn for the others before it if it is time."""
-    lease = core.leases.get(position[8:])
+    lease = state.leases.get(position[8:])
     if lease is not None:
         n_bytes = lease.record_bytes
     else:
-        shard = core.shard_of(position[8:])
-        record = _foreign_record(shard, queue, position) if shard.co.is_following else None
+        shard = state.shard_of(position[8:])
+        record = _foreign_record(shard, queue, position) if shard.coalescer.is_following else None
         if record is None:
             return None
         n_bytes = record.record_bytes
     await taken.turn_for(n_bytes)
-    task = leased_now(core, queue, position, taken.payloads)
+    task = leased_now(state, queue, position, taken.payloads)
     if task is not None:
         taken.inflated(task, n_bytes)
     return task
 
 
 async def _list_rows(
-    core: EngineState,
+    engine_state: EngineState,
     queue: bytes,
     tenant: bytes | None,
     state: str,
@@ -348,13 +352,13 @@ async def _list_rows(
     out: list[Task] = []
     kind = _KINDS[state]
     state = state if kind == DELAYED else ""
-    turns = Turns(core)
-    for lane in _lanes(core, queue, tenant):
+    turns = Turns(engine_state)
+    for tenant_queue in _tenant_queues(engine_state, queue, tenant):
         await turns.give()  # of a hundred thousand tenants none may have any rows
-        buckets = buckets_meant(lane.buckets)
-        if not buckets:
+        shard_queues = shard_queues_meant(tenant_queue.shard_queues)
+        if not shard_queues:
             continue
-        prefix = buckets[0].prefix + kind
+        prefix = shard_queues[0].prefix + kind
         upper = prefix_end(prefix)
         if state == "waiting":
             prefix += _HELD
@@ -363,14 +367,16 @@ async def _list_rows(
         if position >= upper:
             continue
         lower = max(prefix, position + b"\0") if position else prefix
-        floors = [await find_floor(core, bucket, kind) for bucket in buckets]  # no row is below it
+        floors = [
+            await find_floor(engine_state, shard_queue, kind) for shard_queue in shard_queues
+        ]  # no row is below it
         while len(out) < limit:
             # Every shard's next rows; the least bound up to which all of them are complete.
             rows, bound = [], upper
             is_empty = False
-            for i, bucket in enumerate(buckets):
-                scan = bucket.shard.overlay.scan_readable
-                count = row_count(bucket, kind, state=state) if lower == prefix else None
+            for i, shard_queue in enumerate(shard_queues):
+                scan = shard_queue.shard.overlay.scan_readable
+                count = row_count(shard_queue, kind, state=state) if lower == prefix else None
                 if count is not None and 0 <= count < _PAGE:  # nothing behind them is looked at
                     found, resume = (
                         scan(max(lower, floors[i]), upper, count) if count else ([], None)
@@ -379,14 +385,14 @@ async def _list_rows(
                         resume = None
                 else:
                     found, resume = scan(max(lower, floors[i]), upper, _PAGE)
-                rows += [(key, value, bucket.shard) for key, value in found]
+                rows += [(key, value, shard_queue.shard) for key, value in found]
                 if resume is not None:
                     bound = min(bound, resume)
                     if not found:  # deleted rows only: that took a turn
                         floors[i], is_empty = resume, True
                         break
             if is_empty:
-                await core.spawner.checkpoint()
+                await engine_state.spawner.checkpoint()
                 continue
             is_old = False  # the rows: others had their turn since they were read
             for key, value, shard in sorted(r for r in rows if r[0] < bound)[: limit - len(out)]:
@@ -395,45 +401,47 @@ async def _list_rows(
                 is_old |= await taken.turn_for(n_bytes)
                 if is_old and not shard.overlay.has(key):
                     continue
-                out.append(indexed_task(core, shard, key, row or UNREADABLE, taken.payloads))
+                out.append(
+                    indexed_task(engine_state, shard, key, row or UNREADABLE, taken.payloads)
+                )
                 taken.inflated(out[-1], n_bytes)
                 if taken.is_full:
                     return out
             if bound == upper:
                 break
             lower = bound
-            await core.spawner.checkpoint()
+            await engine_state.spawner.checkpoint()
         if len(out) >= limit:
             break
     return out
 
 
 async def _list_finished(
-    core: EngineState, queue: bytes, tenant: bytes | None, status: int, limit: int, position: bytes
+    state: EngineState, queue: bytes, tenant: bytes | None, status: int, limit: int, position: bytes
 ) -> list[Task]:
     """By the expiry range: its order is the order of finishing (of one retention, one shard)."""
     out: list[Task] = []
     seen: set[bytes] = set()  # a task that was redriven has left a hint behind for each end
     start = int.from_bytes(position[:2], "big")
     looks = 0
-    for shard in shards_meant(core.hosted):
+    for shard in shards_meant(state.hosted):
         if shard.index < start:
             continue
         here = position[2:] if position and shard.index == start else b""
-        await core.commit_barrier(shard)
-        if not _has_results(core, shard, queue, tenant):
+        await state.commit_barrier(shard)
+        if not _has_results(state, shard, queue, tenant):
             continue
-        start_key = shard.expiry_head if shard.co.takes_writes else EXPIRY
+        start_key = shard.expiry_head if shard.coalescer.takes_writes else EXPIRY
         lower: bytes | None = here[:18] if here else start_key
-        is_first = not here and not shard.co.takes_writes  # else the head is remembered
+        is_first = not here and not shard.coalescer.takes_writes  # else the head is remembered
         if is_first:
-            lower = _first_results(core, shard, EXPIRY, _FEW)
+            lower = _first_results(state, shard, EXPIRY, _FEW)
         while lower is not None:
             at, (rows, lower) = lower, shard.overlay.scan_readable(lower, EXPIRY_END, _PAGE)
-            if shard.co.takes_writes and not (rows and shard.overlay.unreadable):
+            if shard.coalescer.takes_writes and not (rows and shard.overlay.unreadable):
                 shard.raise_expiry_head(at, rows[0][0] + b"\0" if rows else lower)
             if is_first and not rows and lower is not None:
-                lower = max(lower, _first_results(core, shard, lower, _COUNTED_BACK))
+                lower = max(lower, _first_results(state, shard, lower, _COUNTED_BACK))
             is_first = False
             for key, raw in rows:
                 for task_id in _result_ids(raw, here[18:] if key == here[:18] else b""):
@@ -446,38 +454,42 @@ async def _list_finished(
                             return out
                     looks += 1
                     if looks % _LOOKS == 0:  # a row may name thousands
-                        await core.spawner.checkpoint()
-            await core.spawner.checkpoint()
+                        await state.spawner.checkpoint()
+            await state.spawner.checkpoint()
     return out
 
 
-def _has_results(core: EngineState, shard: Shard, queue: bytes, tenant: bytes | None) -> bool:
+def _has_results(state: EngineState, shard: Shard, queue: bytes, tenant: bytes | None) -> bool:
     """Whether there may be a result of the queue on a shard."""
-    topic = core.topics.get(queue)
-    if topic is None:
+    queue_state = state.queue_states.get(queue)
+    if queue_state is None:
         return False
-    named = topic.lanes.get(tenant) if tenant is not None else None
+    named = queue_state.tenant_queues.get(tenant) if tenant is not None else None
     if tenant is not None and named is None:
         return False
-    lanes = [named] if named is not None else islice(topic.lanes.values(), _LANES + 1)
-    for n, lane in enumerate(lanes):
-        bucket = lane.buckets[shard.index]
-        counts = counts_of(bucket) if bucket is not None else None
-        if n == _LANES or (bucket is not None and (counts is None or counts.results)):
+    tenant_queues = (
+        [named]
+        if named is not None
+        else islice(queue_state.tenant_queues.values(), _TENANT_QUEUES + 1)
+    )
+    for n, tenant_queue in enumerate(tenant_queues):
+        shard_queue = tenant_queue.shard_queues[shard.index]
+        counts = counts_of(shard_queue) if shard_queue is not None else None
+        if n == _TENANT_QUEUES or (shard_queue is not None and (counts is None or counts.results)):
             return True
     return False
 
 
-def _first_results(core: EngineState, shard: Shard, lower: bytes, most: int) -> bytes:
+def _first_results(state: EngineState, shard: Shard, lower: bytes, most: int) -> bytes:
     """An expiry row before which none names a result, or ``lower``: found from the end.
 
     It is done where no more than ``most`` results are kept: as soon as all of them were met,
     deleted rows in front of them need not be.
     """
     total = looks = 0
-    for n, bucket in enumerate(shard.buckets_by_hash.values()):
-        counts = counts_of(bucket)
-        if counts is None or n == _LANES:
+    for n, shard_queue in enumerate(shard.shard_queues_by_hash.values()):
+        counts = counts_of(shard_queue)
+        if counts is None or n == _TENANT_QUEUES:
             return lower
         total += counts.results
     if not 0 < total <= most:
@@ -534,24 +546,30 @@ def _record_of(shard: Shard, task_id: bytes, key: bytes) -> ResultRecord | None:
     return record
 
 
-def queue_stats(core: EngineState, queue: bytes, lanes: Sequence[TenantQueue]) -> QueueStats:
+def queue_stats(
+    state: EngineState, queue: bytes, tenant_queues: Sequence[TenantQueue]
+) -> QueueStats:
     """See ``Queue.stats``."""
-    buckets = [bucket for lane in lanes for bucket in buckets_meant(lane.buckets)]
-    heads = [head_seq(core, lane) for lane in lanes]
+    shard_queues = [
+        shard_queue
+        for tenant_queue in tenant_queues
+        for shard_queue in shard_queues_meant(tenant_queue.shard_queues)
+    ]
+    heads = [head_seq(state, tenant_queue) for tenant_queue in tenant_queues]
     if not is_scoped():  # else what is led elsewhere is not meant
-        heads += map(foreign_head_seq, lanes)
+        heads += map(foreign_head_seq, tenant_queues)
     seqs = [seq for seq in heads if seq is not None]
-    topic = core.topics.get(queue)
-    age = max(0.0, (core.clock.wall_us() - min(seqs)) / 1e6) if seqs else None
+    queue_state = state.queue_states.get(queue)
+    age = max(0.0, (state.clock.wall_us() - min(seqs)) / 1e6) if seqs else None
     return QueueStats(
-        ready=sum(b.ready for b in buckets),
-        delayed=sum(b.delayed - b.waiting for b in buckets),
-        leased=sum(b.leased for b in buckets),
-        dead=sum(b.dead for b in buckets),
-        results=sum(b.results for b in buckets),
+        ready=sum(b.ready for b in shard_queues),
+        delayed=sum(b.delayed - b.waiting for b in shard_queues),
+        leased=sum(b.leased for b in shard_queues),
+        dead=sum(b.dead for b in shard_queues),
+        results=sum(b.results for b in shard_queues),
         oldest_ready_age=age,
-        is_paused=(topic is not None and topic.is_paused)
-        or (bool(lanes) and all(lane.is_paused for lane in lanes)),
-        waiting=sum(b.waiting for b in buckets),
-        is_queue_paused=topic is not None and topic.is_paused,
+        is_paused=(queue_state is not None and queue_state.is_paused)
+        or (bool(tenant_queues) and all(tenant_queue.is_paused for tenant_queue in tenant_queues)),
+        waiting=sum(b.waiting for b in shard_queues),
+        is_queue_paused=queue_state is not None and queue_state.is_paused,
     )

@@ -55,33 +55,35 @@ from .redrives import uncount
 __all__ = ["cancel_workflow", "redrive_workflow", "resume"]
 
 
-async def cancel_workflow(core: EngineState, workflow: bytes) -> int:
+async def cancel_workflow(state: EngineState, workflow: bytes) -> int:
     """Cancel every task of a workflow that has not ended. Returns how many members were."""
-    shard = core.shard_of(workflow)
-    if not shard.co.has_capacity:
-        await core.backpressure(shard)
+    shard = state.shard_of(workflow)
+    if not shard.coalescer.has_capacity:
+        await state.backpressure(shard)
     record = the_workflow(shard, workflow)
     if not record.flags & CANCELLED_FLAG:
         flags = (record.flags | CANCELLED_FLAG | SEALED) & ~REDRIVING
-        group = shard.co.begin()
+        group = shard.coalescer.begin()
         with group:
             put_join(group, workflow, record._replace(flags=flags))
         if record.state != WAITS and record.target != NO_ID:  # no member is left
-            _cancel_one(core, shard, group, record.target)
-        await shard.co.wait(group)
-        core.check()
+            _cancel_one(state, shard, group, record.target)
+        await shard.coalescer.wait(group)
+        state.check()
     count = 0
-    for group, n in _cancel_slices(core, shard, workflow):
+    for group, n in _cancel_slices(state, shard, workflow):
         count += n
-        await shard.co.wait(group)
-        await core.spawner.checkpoint()
-        core.check()
-        if not shard.co.has_capacity:
-            await core.backpressure(shard)
+        await shard.coalescer.wait(group)
+        await state.spawner.checkpoint()
+        state.check()
+        if not shard.coalescer.has_capacity:
+            await state.backpressure(shard)
     return count
 
 
-def _cancel_slices(core: EngineState, shard: Shard, workflow: bytes) -> Iterator[tuple[Group, int]]:
+def _cancel_slices(
+    state: EngineState, shard: Shard, workflow: bytes
+) -> Iterator[tuple[Group, int]]:
     """Cancel what is left of a cancelled workflow; an atomic section a step."""
     lower: bytes | None = PART + workflow
     while lower is not None:
@@ -89,116 +91,116 @@ def _cancel_slices(core: EngineState, shard: Shard, workflow: bytes) -> Iterator
         parts = [attempt(decode_part, raw) for _, raw in rows]
         sources = [part.source for part in parts if part is not None and not part.status]
         if sources:
-            group = shard.co.begin(len(sources) * 256)
+            group = shard.coalescer.begin(len(sources) * 256)
             for source in sources:
-                _cancel_one(core, shard, group, source)
+                _cancel_one(state, shard, group, source)
             yield group, len(sources)
     record = join_of(shard, workflow)
     if record is None:
         return
-    group = shard.co.begin()
+    group = shard.coalescer.begin()
     with group:
         if record.state == WAITS:
-            the_joins(core).settle(group, shard, workflow, record, core.clock.wall_us())
+            the_joins(state).settle(group, shard, workflow, record, state.clock.wall_us())
     if record.target != NO_ID:
-        _cancel_one(core, shard, group, record.target)
+        _cancel_one(state, shard, group, record.target)
     yield group, 0
 
 
-def _cancel_one(core: EngineState, shard: Shard, group: Group, task_id: bytes) -> None:
-    lease = core.leases.get(task_id)
+def _cancel_one(state: EngineState, shard: Shard, group: Group, task_id: bytes) -> None:
+    lease = state.leases.get(task_id)
     with group:
         if lease is not None:
-            core.check_inherited(lease)
-            finish(core, group, lease, Status.CANCELLED, error=b"its workflow was cancelled")
+            state.check_inherited(lease)
+            finish(state, group, lease, Status.CANCELLED, error=b"its workflow was cancelled")
             return
         try:
-            location = task_location(core, shard, task_id)
+            location = task_location(state, shard, task_id)
         except CorruptionError as error:
-            core.anomaly(f"shard {shard.index}: {task_id.hex()}: {error}")
+            state.anomaly(f"shard {shard.index}: {task_id.hex()}: {error}")
             return
         if location is None or location.kind == DEAD:
             return
-        end_task(core, group, location, Status.CANCELLED, "its workflow was cancelled")
+        end_task(state, group, location, Status.CANCELLED, "its workflow was cancelled")
 
 
-async def redrive_workflow(core: EngineState, workflow: bytes) -> int:
+async def redrive_workflow(state: EngineState, workflow: bytes) -> int:
     """Redrive the dead members, and have the callback wait for them. Returns how many were.
 
     Of a task that waits for others (``after=``): the dead ones of these.
     """
-    shard = core.shard_of(workflow)
-    if not shard.co.has_capacity:
-        await core.backpressure(shard)
+    shard = state.shard_of(workflow)
+    if not shard.coalescer.has_capacity:
+        await state.backpressure(shard)
     awaited = join_of(shard, workflow)
     if awaited is not None and not awaited.flags & WORKFLOW_FLAG:
-        return await _redrive_awaited(core, shard, workflow, awaited)
+        return await _redrive_awaited(state, shard, workflow, awaited)
     record = the_workflow(shard, workflow)
     if not record.flags & REDRIVING:
         if not record.flags & SEALED:
             raise UsageError("the workflow is open: seal it first, or redrive its dead letters")
-        _check_callback(core, shard, record)
-        if not await _has_dead(core, shard, workflow, record):
+        _check_callback(state, shard, record)
+        if not await _has_dead(state, shard, workflow, record):
             return 0
         record = the_workflow(shard, workflow)
-        _check_callback(core, shard, record)
-        group = shard.co.begin(4096)
+        _check_callback(state, shard, record)
+        group = shard.coalescer.begin(4096)
         with group:
-            _rearm(core, shard, group, workflow, record)
-        await shard.co.wait(group)
-        core.check()
+            _rearm(state, shard, group, workflow, record)
+        await shard.coalescer.wait(group)
+        state.check()
     count = 0
-    for group, n in _redrive_slices(core, shard, workflow):
+    for group, n in _redrive_slices(state, shard, workflow):
         count += n
-        await shard.co.wait(group)
-        await core.spawner.checkpoint()
-        core.check()
-        if not shard.co.has_capacity:
-            await core.backpressure(shard)
+        await shard.coalescer.wait(group)
+        await state.spawner.checkpoint()
+        state.check()
+        if not shard.coalescer.has_capacity:
+            await state.backpressure(shard)
     return count
 
 
-def _check_callback(core: EngineState, shard: Shard, record: JoinRecord) -> None:
+def _check_callback(state: EngineState, shard: Shard, record: JoinRecord) -> None:
     """A callback that has been let go and is not over cannot wait again."""
     if record.target == NO_ID or record.state == WAITS:
         return
-    location = task_location(core, shard, record.target)
-    if record.target in core.leases or (location is not None and location.kind != DEAD):
+    location = task_location(state, shard, record.target)
+    if record.target in state.leases or (location is not None and location.kind != DEAD):
         raise UsageError(
             f"the callback {TaskId(record.target)} is under way: redrive the workflow when it has "
             "ended, or cancel it first"
         )
 
 
-async def _has_dead(core: EngineState, shard: Shard, workflow: bytes, record: JoinRecord) -> bool:
+async def _has_dead(state: EngineState, shard: Shard, workflow: bytes, record: JoinRecord) -> bool:
     """Whether there is anything to redrive: a dead member, or a dead callback."""
     if record.target != NO_ID:
-        location = task_location(core, shard, record.target)
+        location = task_location(state, shard, record.target)
         if location is not None and location.kind == DEAD:
             return True
-    pages = Pages(core, shard, PART + workflow, range_end(PART + workflow), SLICE)
+    pages = Pages(state, shard, PART + workflow, range_end(PART + workflow), SLICE)
     while rows := await pages.following():
         for _, raw in rows:
             part = attempt(decode_part, raw)
             if part is not None and part.status == Status.DEAD:
                 return True
-    await core.commit_barrier(shard)
+    await state.commit_barrier(shard)
     return False
 
 
 def _rearm(
-    core: EngineState, shard: Shard, group: Group, workflow: bytes, record: JoinRecord
+    state: EngineState, shard: Shard, group: Group, workflow: bytes, record: JoinRecord
 ) -> None:
     """A new generation: the join waits again, and so does its callback."""
-    now_us = core.clock.wall_us()
+    now_us = state.clock.wall_us()
     target = record.target
-    location = None if target == NO_ID else task_location(core, shard, target)
+    location = None if target == NO_ID else task_location(state, shard, target)
     if location is not None and location.kind == DEAD:
-        problem = redrive_one(core, group, location, is_held=True)
+        problem = redrive_one(state, group, location, is_held=True)
         if problem is not None:
             raise problem
     elif target != NO_ID and location is None:
-        target = _make_callback(core, shard, group, workflow, now_us)
+        target = _make_callback(state, shard, group, workflow, now_us)
         drop_edge(group, shard, record.target, workflow)  # nobody looks for that one again
     put_join(
         group,
@@ -214,36 +216,36 @@ def _rearm(
 
 
 def _make_callback(
-    core: EngineState, shard: Shard, group: Group, workflow: bytes, now_us: int
+    state: EngineState, shard: Shard, group: Group, workflow: bytes, now_us: int
 ) -> bytes:
     """A callback that is over is made anew, with a new id, from what it was enqueued with."""
     raw = shard.overlay.get(CALLBACK + workflow)
     if raw is None:
         raise UsageError("the workflow's callback is over, and what it was enqueued with is lost")
-    task_id = core.ids.new(now_us // 1000, slot_of_id(workflow))
+    task_id = state.ids.new(now_us // 1000, slot_of_id(workflow))
     task = decode_task(raw)
     # Its TTL counted from the first enqueue.
     task = task._replace(
         flags=task.flags & ~BODY_FLAG,
         created_us=now_us,
-        seq=core.next_seq(now_us),
+        seq=state.next_seq(now_us),
         due_ms=HELD_MS,
         expires_ms=0,
     )
     packed = encode_task(task)
     row = encode_index_row(IndexRow(MEMBER_ROW, task.priority, 0, len(packed), 0, b""))
-    bucket = core.lane(task.queue, task.tenant).bucket(shard)
+    shard_queue = state.tenant_queue(task.queue, task.tenant).shard_queue(shard)
     group.ops.append((TASK + task_id, packed))
-    core.put_delayed(group, bucket, first_key(task_id, task), HELD_MS, row)
+    state.put_delayed(group, shard_queue, first_key(task_id, task), HELD_MS, row)
     edge = Edge(TARGET_ROLE, 0, workflow)
     group.ops.append((edges_key(task_id), encode_edges([edge])))
-    core.totals.enqueued += 1
-    bucket.lane.flow.enqueued += 1
+    state.totals.enqueued += 1
+    shard_queue.tenant_queue.flow.enqueued += 1
     return task_id
 
 
 def _redrive_slices(
-    core: EngineState, shard: Shard, workflow: bytes
+    state: EngineState, shard: Shard, workflow: bytes
 ) -> Iterator[tuple[Group, int]]:
     """Redrive what is dead in a workflow that is being redriven; an atomic section a step."""
     lower: bytes | None = PART + workflow
@@ -252,48 +254,48 @@ def _redrive_slices(
         parts = [attempt(decode_part, raw) for _, raw in rows]
         dead = [one.source for one in parts if one is not None and one.status == Status.DEAD]
         if dead:
-            group = shard.co.begin(len(dead) * 512)
-            yield group, sum(_redrive_part(core, shard, group, workflow, one) for one in dead)
+            group = shard.coalescer.begin(len(dead) * 512)
+            yield group, sum(_redrive_part(state, shard, group, workflow, one) for one in dead)
     record = join_of(shard, workflow)
     if record is None or not record.flags & REDRIVING:
         return
-    group = shard.co.begin()
+    group = shard.coalescer.begin()
     with group:
         done = record._replace(flags=record.flags & ~REDRIVING)
-        the_joins(core).settle(group, shard, workflow, done, core.clock.wall_us())
+        the_joins(state).settle(group, shard, workflow, done, state.clock.wall_us())
     yield group, 0
 
 
 def _redrive_part(
-    core: EngineState, shard: Shard, group: Group, workflow: bytes, source: bytes
+    state: EngineState, shard: Shard, group: Group, workflow: bytes, source: bytes
 ) -> int:
     """One dead member runs again, and counts again in every join that it is part of."""
     try:
-        location = task_location(core, shard, source)
+        location = task_location(state, shard, source)
         if location is None or location.kind != DEAD:
             with group:
-                _take_again(core, shard, group, workflow, source, is_now=True)
+                _take_again(state, shard, group, workflow, source, is_now=True)
             return 0
         own = join_of(shard, source)  # of a member that waits for others
         is_held = own is not None and own.state == WAITS
         with group:
-            problem = redrive_one(core, group, location, is_held=is_held)
+            problem = redrive_one(state, group, location, is_held=is_held)
             if problem is not None:
                 return 0
-            _take_again(core, shard, group, workflow, source, is_now=False)
+            _take_again(state, shard, group, workflow, source, is_now=False)
     except CorruptionError as error:
-        core.anomaly(f"shard {shard.index}: {source.hex()}: {error}")
+        state.anomaly(f"shard {shard.index}: {source.hex()}: {error}")
         return 0
     return 1
 
 
 def _take_again(
-    core: EngineState, shard: Shard, group: Group, workflow: bytes, source: bytes, *, is_now: bool
+    state: EngineState, shard: Shard, group: Group, workflow: bytes, source: bytes, *, is_now: bool
 ) -> None:
     """A part is under way again, in every join on its slot whose target is not over.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         shard: of the workflow.
         group: the open group of the shard; the rows go into it.
         workflow: its id.
@@ -301,7 +303,7 @@ def _take_again(
         is_now: it was redriven by hand before: if it has ended since, it counts by that end.
     """
     result = attempt(decode_result, shard.overlay.get_sound(RESULT + source)) if is_now else None
-    is_over = is_now and not is_alive(core, shard, source)
+    is_over = is_now and not is_alive(state, shard, source)
     if is_over and (result is None or result.status == Status.DEAD):
         return  # nothing has become of it
     raw = shard.overlay.get(edges_key(source))
@@ -313,12 +315,14 @@ def _take_again(
             continue  # whoever has waited is over
         uncount(group, shard, edge.join, edge.number, source)
         if result is not None:
-            the_joins(core).count_part(
+            the_joins(state).count_part(
                 group, shard, edge.join, edge.number, source, result.status, result.finished_us
             )
 
 
-async def _redrive_awaited(core: EngineState, shard: Shard, join: bytes, record: JoinRecord) -> int:
+async def _redrive_awaited(
+    state: EngineState, shard: Shard, join: bytes, record: JoinRecord
+) -> int:
     """Redrive what is dead of that which a task waits for (``after=``). Returns how many were."""
     if record.workflow != NO_ID:
         raise UsageError(
@@ -331,34 +335,34 @@ async def _redrive_awaited(core: EngineState, shard: Shard, join: bytes, record:
             "if it is dead"
         )
     rows, _ = shard.overlay.scan_readable(PART + join, range_end(PART + join), EDGES_MAX)
-    await core.commit_barrier(shard)
+    await state.commit_barrier(shard)
     count = 0
     for _, raw in rows:
         part = attempt(decode_part, raw)
         if part is None or part.status != Status.DEAD:
             continue
-        home = core.shard_of(part.source)
-        if not home.co.has_capacity:
-            await core.backpressure(home)
-        location = task_location(core, home, part.source)
+        home = state.shard_of(part.source)
+        if not home.coalescer.has_capacity:
+            await state.backpressure(home)
+        location = task_location(state, home, part.source)
         if location is None or location.kind != DEAD:
             continue
-        group = home.co.begin(512)
+        group = home.coalescer.begin(512)
         with group:
-            count += redrive_one(core, group, location) is None
-        await home.co.wait(group)
-        core.check()
+            count += redrive_one(state, group, location) is None
+        await home.coalescer.wait(group)
+        state.check()
     return count
 
 
-def resume(core: EngineState, shard: Shard, workflow: bytes) -> Iterator[dict[Shard, Group]]:
+def resume(state: EngineState, shard: Shard, workflow: bytes) -> Iterator[dict[Shard, Group]]:
     """Do what a process that died has left to do of a cancel or a redrive."""
     record = attempt(decode_join, shard.overlay.get_sound(JOIN + workflow))
     if record is None:
         return
     if record.flags & REDRIVING:
-        for group, _ in _redrive_slices(core, shard, workflow):
+        for group, _ in _redrive_slices(state, shard, workflow):
             yield {shard: group}
     elif record.flags & CANCELLED_FLAG and record.state == WAITS:
-        for group, _ in _cancel_slices(core, shard, workflow):
+        for group, _ in _cancel_slices(state, shard, workflow):
             yield {shard: group}

@@ -59,9 +59,9 @@ __all__ = [
 ]
 
 
-def the_joins(core: EngineState) -> Joins:
+def the_joins(state: EngineState) -> Joins:
     """The engine's joins, as what they are."""
-    joins = core.flows
+    joins = state.flows
     if not isinstance(joins, Joins):
         raise UsageError("this engine has no workflows")
     return joins
@@ -84,7 +84,7 @@ def workflow_slot(key: bytes) -> int:
 
 
 async def open_workflow(
-    core: EngineState, callback: EncodedTask | None, key: bytes | None, name: str, on_failure: str
+    state: EngineState, callback: EncodedTask | None, key: bytes | None, name: str, on_failure: str
 ) -> tuple[TaskId, TaskId | None, bool]:
     """Open a workflow, or find the one that holds the key.
 
@@ -96,29 +96,29 @@ async def open_workflow(
 
     Returns: its id, that of its callback, and whether it is new.
     """
-    core.check_intake()
-    slot = core.healthy_slot() if key is None else workflow_slot(key)
-    shard = core.shard_of_slot(slot)
-    if not shard.co.has_capacity:
-        await core.backpressure(shard)
+    state.check_intake()
+    slot = state.healthy_slot() if key is None else workflow_slot(key)
+    shard = state.shard_of_slot(slot)
+    if not shard.coalescer.has_capacity:
+        await state.backpressure(shard)
     # atomic section
-    now_us = core.clock.wall_us()
+    now_us = state.clock.wall_us()
     hashed = NO_ID if key is None else workflow_key_hash(shard.secret, key)
     raw = shard.overlay.get(KEY + hashed) if key is not None else None
     held_by = None if raw is None else decode_key(raw)
     if held_by is not None:
         record = the_workflow(shard, held_by)
-        await core.commit_barrier(shard)
+        await state.commit_barrier(shard)
         target = None if record.target == NO_ID else TaskId(record.target)
         return TaskId(held_by), target, False
     size = 512
     if callback is not None:
         _check_members((callback,), waits=True)
-        check_pending(core, core.find_lane(callback.queue, callback.tenant), 1)
-        shard.write_bodies(core.ids, (callback,))
+        check_pending(state, state.find_tenant_queue(callback.queue, callback.tenant), 1)
+        shard.write_bodies(state.ids, (callback,))
         size += 2 * callback.record_bytes
-    workflow = core.ids.new(now_us // 1000, slot)
-    target_id = NO_ID if callback is None else core.ids.new(now_us // 1000, slot)
+    workflow = state.ids.new(now_us // 1000, slot)
+    target_id = NO_ID if callback is None else state.ids.new(now_us // 1000, slot)
     record = JoinRecord(
         state=WAITS,
         on_failure=ON_FAILURE[on_failure],
@@ -134,19 +134,19 @@ async def open_workflow(
         key_hash=hashed,
         name=name.encode("utf-8", "replace"),
     )
-    group = shard.co.begin(size)
+    group = shard.coalescer.begin(size)
     with group:
         put_join(group, workflow, record)
         if key is not None:
             group.ops.append((KEY + hashed, encode_key(workflow)))
         if callback is not None:
-            put_callback(core, shard, group, callback, target_id, workflow, now_us)
-    await shard.co.wait(group)
+            put_callback(state, shard, group, callback, target_id, workflow, now_us)
+    await shard.coalescer.wait(group)
     return TaskId(workflow), None if callback is None else TaskId(target_id), True
 
 
 def put_callback(
-    core: EngineState,
+    state: EngineState,
     shard: Shard,
     group: Group,
     callback: EncodedTask,
@@ -165,7 +165,7 @@ def put_callback(
     """
     callback.due_ms = HELD_MS
     callback.flags |= MEMBER_TASK
-    place(core, shard, group, callback, task_id, now_us)
+    place(state, shard, group, callback, task_id, now_us)
     edge = Edge(TARGET_ROLE, 0, workflow)
     group.ops.append((edges_key(task_id), encode_edges([edge])))
     raw = shard.overlay.get(TASK + task_id)
@@ -175,9 +175,9 @@ def put_callback(
 
 
 async def add_members(
-    core: EngineState,
+    state: EngineState,
     workflow: bytes,
-    items: Sequence[EncodedTask],
+    encoded_tasks: Sequence[EncodedTask],
     *,
     first: int | None,
     after: Sequence[bytes],
@@ -187,77 +187,83 @@ async def add_members(
 
     Args:
         workflow: its id.
-        items: encoded, without keys of their own.
+        encoded_tasks: encoded, without keys of their own.
         first: number of the first; None: the next.
         after: members that each of the slice waits for.
         is_chain: each of the slice waits for the one before it instead, the first for ``after``.
 
     Returns: the ids of all of them.
     """
-    shard = core.shard_of(workflow)
-    size = sum(item.record_bytes for item in items)
-    if len(items) > SLICE_TASKS_MAX or size > SLICE_BYTES_MAX:
+    shard = state.shard_of(workflow)
+    size = sum(encoded.record_bytes for encoded in encoded_tasks)
+    if len(encoded_tasks) > SLICE_TASKS_MAX or size > SLICE_BYTES_MAX:
         raise LimitError(
             f"a slice has at most {SLICE_TASKS_MAX} members and {SLICE_BYTES_MAX} bytes, this one "
-            f"{len(items)} and {size}: add them in several"
+            f"{len(encoded_tasks)} and {size}: add them in several"
         )
-    core.check_intake()
-    if not shard.co.has_capacity:
-        await core.backpressure(shard)
+    state.check_intake()
+    if not shard.coalescer.has_capacity:
+        await state.backpressure(shard)
     # atomic section
     record = the_workflow(shard, workflow)
     start = record.parts if first is None else first
-    if not 0 <= start <= MEMBERS_MAX - len(items):
+    if not 0 <= start <= MEMBERS_MAX - len(encoded_tasks):
         raise LimitError(f"a workflow has at most {MEMBERS_MAX} members: numbers from 0 on")
-    there = [shard.overlay.get(part_key(workflow, start + i)) for i in range(len(items))]
+    there = [shard.overlay.get(part_key(workflow, start + i)) for i in range(len(encoded_tasks))]
     missing = [i for i, raw in enumerate(there) if raw is None]
     ids = [b"" if raw is None else decode_part(raw).source for raw in there]
     if not missing:
-        await core.commit_barrier(shard)
+        await state.commit_barrier(shard)
         return [TaskId(one) for one in ids]
     _check_open(workflow, record)
-    _check_members(items, waits=is_chain or bool(after))
-    sources = [(one, _status_of(core, shard, workflow, one)) for one in dict.fromkeys(after)]
+    _check_members(encoded_tasks, waits=is_chain or bool(after))
+    sources = [(one, _status_of(state, shard, workflow, one)) for one in dict.fromkeys(after)]
     if len(sources) > EDGES_MAX:
         raise LimitError(f"a task waits for at most {EDGES_MAX} others, not {len(sources)}")
     for i in missing:
-        check_pending(core, core.find_lane(items[i].queue, items[i].tenant), len(missing))
-    shard.write_bodies(core.ids, [items[i] for i in missing])
-    now_us = core.clock.wall_us()
-    fresh = core.ids.run(now_us // 1000, slot_of_id(workflow), len(missing))
+        check_pending(
+            state,
+            state.find_tenant_queue(encoded_tasks[i].queue, encoded_tasks[i].tenant),
+            len(missing),
+        )
+    shard.write_bodies(state.ids, [encoded_tasks[i] for i in missing])
+    now_us = state.clock.wall_us()
+    fresh = state.ids.run(now_us // 1000, slot_of_id(workflow), len(missing))
     for i, task_id in zip(missing, fresh, strict=True):
         ids[i] = task_id
     _check_edges(shard, sources, 1 if is_chain else len(missing))
-    group = shard.co.begin(size + 512 * len(missing))
+    group = shard.coalescer.begin(size + 512 * len(missing))
     with group:
         put_join(group, workflow, record._replace(parts=record.parts + len(missing)))
         for i in missing:
             waits_for = sources
             if is_chain and i:  # which may have ended in this very batch: cancelled
-                waits_for = [(ids[i - 1], _status_of(core, shard, workflow, ids[i - 1]))]
+                waits_for = [(ids[i - 1], _status_of(state, shard, workflow, ids[i - 1]))]
             if waits_for:
-                items[i].due_ms = HELD_MS
-            _put_member(core, shard, group, workflow, record, items[i], ids[i], start + i, now_us)
+                encoded_tasks[i].due_ms = HELD_MS
+            _put_member(
+                state, shard, group, workflow, record, encoded_tasks[i], ids[i], start + i, now_us
+            )
             if waits_for:
-                _put_wait(core, shard, group, workflow, record, ids[i], waits_for, now_us)
-    await shard.co.wait(group)
+                _put_wait(state, shard, group, workflow, record, ids[i], waits_for, now_us)
+    await shard.coalescer.wait(group)
     return [TaskId(one) for one in ids]
 
 
-def _check_members(items: Sequence[EncodedTask], *, waits: bool) -> None:
+def _check_members(encoded_tasks: Sequence[EncodedTask], *, waits: bool) -> None:
     """Refuse what a member, or a callback, may not be given.
 
     Args:
-        items: encoded.
+        encoded_tasks: encoded.
         waits: whether they wait for others.
     """
-    for item in items:
-        if item.slot is not None:
+    for encoded in encoded_tasks:
+        if encoded.slot is not None:
             raise UsageError(
                 "a member lives where its workflow does: give it no dedup_key and no shard_key; "
                 "its number is its key within the workflow"
             )
-        if waits and item.due_ms:
+        if waits and encoded.due_ms:
             raise UsageError(
                 "a task that waits for others becomes ready when they have ended: give it no delay "
                 "and no run_at"
@@ -273,7 +279,7 @@ def _check_open(workflow: bytes, record: JoinRecord) -> None:
         )
 
 
-def _status_of(core: EngineState, shard: Shard, workflow: bytes, task_id: bytes) -> int | None:
+def _status_of(state: EngineState, shard: Shard, workflow: bytes, task_id: bytes) -> int | None:
     """First end of a member that another one is to wait for; None: it is under way."""
     raw = None
     if slot_of_id(task_id) == slot_of_id(workflow):
@@ -282,7 +288,7 @@ def _status_of(core: EngineState, shard: Shard, workflow: bytes, task_id: bytes)
         if edge.join == workflow and edge.role != TARGET_ROLE:
             part = shard.overlay.get(part_key(workflow, edge.number))
             status = 0 if part is None else decode_part(part).status
-            return status or end_of(core, shard, task_id)
+            return status or end_of(state, shard, task_id)
     raise UnknownDependencyError(
         f"{TaskId(task_id)} is no member of the workflow {TaskId(workflow)}: add it first, members "
         "wait for members",
@@ -301,12 +307,12 @@ def _check_edges(shard: Shard, sources: Sequence[tuple[bytes, int | None]], more
 
 
 def _put_member(
-    core: EngineState,
+    state: EngineState,
     shard: Shard,
     group: Group,
     workflow: bytes,
     record: JoinRecord,
-    item: EncodedTask,
+    encoded: EncodedTask,
     task_id: bytes,
     number: int,
     now_us: int,
@@ -315,12 +321,12 @@ def _put_member(
     edge = Edge(0, number, workflow)
     group.ops.append((part_key(workflow, number), encode_part(part)))
     group.ops.append((edges_key(task_id), encode_edges([edge])))
-    item.flags |= MEMBER_TASK
-    place(core, shard, group, item, task_id, now_us)
+    encoded.flags |= MEMBER_TASK
+    place(state, shard, group, encoded, task_id, now_us)
 
 
 def _put_wait(
-    core: EngineState,
+    state: EngineState,
     shard: Shard,
     group: Group,
     workflow: bytes,
@@ -353,21 +359,21 @@ def _put_wait(
         key_hash=NO_ID,
         name=b"",
     )
-    the_joins(core).settle(group, shard, task_id, join, now_us)
+    the_joins(state).settle(group, shard, task_id, join, now_us)
 
 
-async def seal_workflow(core: EngineState, workflow: bytes) -> bool:
+async def seal_workflow(state: EngineState, workflow: bytes) -> bool:
     """No more members: from here on the join may fire. Returns whether it was open."""
-    shard = core.shard_of(workflow)
-    if not shard.co.has_capacity:
-        await core.backpressure(shard)
+    shard = state.shard_of(workflow)
+    if not shard.coalescer.has_capacity:
+        await state.backpressure(shard)
     record = the_workflow(shard, workflow)
     if record.flags & SEALED:
-        await core.commit_barrier(shard)
+        await state.commit_barrier(shard)
         return False
-    group = shard.co.begin()
+    group = shard.coalescer.begin()
     with group:
         sealed_one = record._replace(flags=record.flags | SEALED)
-        the_joins(core).settle(group, shard, workflow, sealed_one, core.clock.wall_us())
-    await shard.co.wait(group)
+        the_joins(state).settle(group, shard, workflow, sealed_one, state.clock.wall_us())
+    await shard.coalescer.wait(group)
     return True

@@ -55,8 +55,8 @@ __all__ = ["end_of", "enqueue_after", "unknown"]
 
 
 async def enqueue_after(
-    core: EngineState,
-    item: EncodedTask,
+    state: EngineState,
+    encoded: EncodedTask,
     after: Sequence[bytes],
     on_failure: str,
     durable: bool | None = None,
@@ -64,65 +64,69 @@ async def enqueue_after(
     """See ``Engine.enqueue_after``. A dedup key that is held is answered as without ``after``.
 
     Args:
-        core: of the engine.
-        item: encoded.
+        state: of the engine.
+        encoded: encoded.
         after: ids of tasks that are there, or have a result.
         on_failure: a key of ``ON_FAILURE``.
         durable: True waits for an fsync, whatever the engine's mode.
     """
     sources = list(dict.fromkeys(after))
-    _check(item, sources)
-    core.check_intake()
-    slot = slot_of_id(sources[0]) if item.slot is None else item.slot
-    shard = core.shard_of_slot(slot)
-    elsewhere = [one for one in sources if core.shard_of(one).co.is_following]
+    _check(encoded, sources)
+    state.check_intake()
+    slot = slot_of_id(sources[0]) if encoded.slot is None else encoded.slot
+    shard = state.shard_of_slot(slot)
+    elsewhere = [one for one in sources if state.shard_of(one).coalescer.is_following]
     here = [one for one in sources if one not in elsewhere]
-    homes = {shard: None, **dict.fromkeys(core.shard_of(one) for one in here)}
+    homes = {shard: None, **dict.fromkeys(state.shard_of(one) for one in here)}
     for one in homes:
-        if not one.co.has_capacity:
-            await core.backpressure(one)
+        if not one.coalescer.has_capacity:
+            await state.backpressure(one)
     task_id: bytes | None = None
     known: dict[bytes, int | None] = {}
-    begun = core.clock.mono()
-    now_us = core.clock.wall_us()
-    if elsewhere and shard.co.takes_writes and not _is_answered(core, shard, item, now_us):
-        task_id = core.ids.new(now_us // 1000, slot)
-        known = await _attached(core, task_id, sources, elsewhere, on_failure)
+    begun = state.clock.mono()
+    now_us = state.clock.wall_us()
+    if (
+        elsewhere
+        and shard.coalescer.takes_writes
+        and not _is_answered(state, shard, encoded, now_us)
+    ):
+        task_id = state.ids.new(now_us // 1000, slot)
+        known = await _attached(state, task_id, sources, elsewhere, on_failure)
     committed: dict[bytes, int | None] = {}  # dependencies whose end nothing takes back
     while True:
         # atomic section, but for the last line
-        now_us = core.clock.wall_us()
-        if _is_answered(core, shard, item, now_us):
-            return await _answer(core, shard, item, slot, durable)
-        if item.ghost is NO_GHOST:
-            check_pending(core, core.find_lane(item.queue, item.tenant), 1)
+        now_us = state.clock.wall_us()
+        if _is_answered(state, shard, encoded, now_us):
+            return await _answer(state, shard, encoded, slot, durable)
+        if encoded.ghost is NO_GHOST:
+            check_pending(state, state.find_tenant_queue(encoded.queue, encoded.tenant), 1)
         for one in homes:
-            if not one.co.takes_writes:
-                raise one.co.refusal()
-        ends = [known[one] if one in known else end_of(core, one) for one in sources]
-        fresh = _fresh(core, shard, sources, ends, {**known, **committed})
+            if not one.coalescer.takes_writes:
+                raise one.coalescer.refusal()
+        ends = [known[one] if one in known else end_of(state, one) for one in sources]
+        fresh = _fresh(state, shard, sources, ends, {**known, **committed})
         if not fresh:
             break
-        for one in {core.shard_of(source): None for source in fresh}:
-            await core.commit_barrier(one)
+        for one in {state.shard_of(source): None for source in fresh}:
+            await state.commit_barrier(one)
         committed.update(fresh)
-    if known and core.clock.mono() - begun > UNBORN_S / 2:
+    if known and state.clock.mono() - begun > UNBORN_S / 2:
         raise NotLeaderError("the shards of the tasks it waits for took too long: try again")
-    shard.write_bodies(core.ids, (item,))
+    shard.write_bodies(state.ids, (encoded,))
     if task_id is None:
-        task_id = core.ids.new(now_us // 1000, slot)
-    groups = {one: one.co.begin(item.record_bytes + 512) for one in homes}
-    receipt = _put(core, shard, groups, item, task_id, sources, ends, known, on_failure, now_us)
+        task_id = state.ids.new(now_us // 1000, slot)
+    groups = {one: one.coalescer.begin(encoded.record_bytes + 512) for one in homes}
+    receipt = _put(state, shard, groups, encoded, task_id, sources, ends, known, on_failure, now_us)
     is_durable = bool(durable)
     for future in [
-        one.co.wait(group, None, is_durable=is_durable) for one, group in groups.items()
+        one.coalescer.wait(group, None, is_durable=is_durable) for one, group in groups.items()
     ]:
         await future
     return receipt
 
 
 def _fresh(
-    core: EngineState,
+    state: EngineState,
     shard: Shard,
     sources: Sequence[bytes],
     ends: Sequence[int | None],
@@ -131,7 +135,7 @@ def _fresh(
     """Dependencies on other shards whose end is queued there, and may not be counted here yet.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         shard: of the task that waits for them.
         sources: all that it waits for.
         ends: how each has ended; None: it is under way.
@@ -142,13 +146,13 @@ def _fresh(
         for source, status in zip(sources, ends, strict=True)
         if status is not None
         and committed.get(source) != status
-        and (home := core.shard_of(source)) is not shard
-        and home.co.answered_number < home.co.queued_number
+        and (home := state.shard_of(source)) is not shard
+        and home.coalescer.answered_number < home.coalescer.queued_number
     }
 
 
 async def _attached(
-    core: EngineState,
+    state: EngineState,
     task_id: bytes,
     sources: Sequence[bytes],
     elsewhere: Sequence[bytes],
@@ -157,39 +161,39 @@ async def _attached(
     """How dependencies have ended whose shards are led elsewhere; those under way have their edges.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         task_id: of the task that will wait for them.
         sources: all that it waits for.
         elsewhere: those of them.
         on_failure: a key of ``ON_FAILURE``.
     """
     parts = [(sources.index(one), one) for one in elsewhere]
-    found = await the_joins(core).attach_elsewhere(task_id, parts, on_failure == "wait")
+    found = await the_joins(state).attach_elsewhere(task_id, parts, on_failure == "wait")
     return {one: status or None for one, status in found.items()}
 
 
-def _is_answered(core: EngineState, shard: Shard, item: EncodedTask, now_us: int) -> bool:
+def _is_answered(state: EngineState, shard: Shard, encoded: EncodedTask, now_us: int) -> bool:
     """Whether the dedup key is held, and nothing is to be enqueued: what it waits for is moot."""
-    if item.ghost is NO_GHOST or item.on_conflict == "replace":
+    if encoded.ghost is NO_GHOST or encoded.on_conflict == "replace":
         return False
-    return holder(core, shard, item, now_us // 1000) is not None
+    return holder(state, shard, encoded, now_us // 1000) is not None
 
 
 async def _answer(
-    core: EngineState, shard: Shard, item: EncodedTask, slot: int, durable: bool | None
+    state: EngineState, shard: Shard, encoded: EncodedTask, slot: int, durable: bool | None
 ) -> Receipt:
     """The answer to a repeat: it rests on whoever queued the holder. Nothing is placed."""
-    now_us = core.clock.wall_us()
-    group = shard.co.begin(256)
+    now_us = state.clock.wall_us()
+    group = shard.coalescer.begin(256)
     refused: DuplicateTaskError | None = None
     receipt: Receipt | None = None
     try:
         with group:
-            task_id = core.ids.new(now_us // 1000, slot)
-            receipt = place_keyed(core, shard, group, item, task_id, now_us)
+            task_id = state.ids.new(now_us // 1000, slot)
+            receipt = place_keyed(state, shard, group, encoded, task_id, now_us)
     except DuplicateTaskError as error:
         refused = error
-    await shard.co.wait(group, None, is_durable=bool(durable))
+    await shard.coalescer.wait(group, None, is_durable=bool(durable))
     if receipt is None:
         raise refused or InvariantError("a key that is held was neither returned nor refused")
     return receipt
@@ -204,7 +208,7 @@ def unknown(source: bytes) -> UnknownDependencyError:
     )
 
 
-def _check(item: EncodedTask, sources: Sequence[bytes]) -> None:
+def _check(encoded: EncodedTask, sources: Sequence[bytes]) -> None:
     if not sources:
         raise UsageError("after= names no task: enqueue it without")
     if len(sources) > EDGES_MAX - 1:
@@ -212,26 +216,26 @@ def _check(item: EncodedTask, sources: Sequence[bytes]) -> None:
             f"a task waits for at most {EDGES_MAX - 1} others, not {len(sources)}: a workflow's "
             "callback waits for any number"
         )
-    if item.is_streamed:
+    if encoded.is_streamed:
         raise UsageError(
             f"a payload above {WHOLE_BYTES_MAX} bytes waits for no other task: store it elsewhere "
             "and enqueue a reference"
         )
-    if item.due_ms:
+    if encoded.due_ms:
         raise UsageError(
             "a task that waits for others becomes ready when they have ended: give it no delay "
             "and no run_at"
         )
 
 
-def end_of(core: EngineState, source: bytes) -> int | None:
+def end_of(state: EngineState, source: bytes) -> int | None:
     """How a dependency, of a shard that is led here, has ended; None: it is under way.
 
     Raises:
         UnknownDependencyError: nothing is known of it. LimitError: too many wait for it already.
     """
-    shard = core.shard_of(source)
-    status = how_it_ended(core, shard, source)
+    shard = state.shard_of(source)
+    status = how_it_ended(state, shard, source)
     overlay = shard.overlay
     if status is not None and not overlay.has(RESULT + source) and not overlay.has(TASK + source):
         raise unknown(source)
@@ -242,10 +246,10 @@ def end_of(core: EngineState, source: bytes) -> int | None:
 
 
 def _put(
-    core: EngineState,
+    state: EngineState,
     shard: Shard,
     groups: dict[Shard, Group],
-    item: EncodedTask,
+    encoded: EncodedTask,
     task_id: bytes,
     sources: Sequence[bytes],
     ends: Sequence[int | None],
@@ -253,9 +257,9 @@ def _put(
     on_failure: str,
     now_us: int,
 ) -> Receipt:
-    joins, group = the_joins(core), groups[shard]
-    item.due_ms = HELD_MS
-    item.flags |= MEMBER_TASK
+    joins, group = the_joins(state), groups[shard]
+    encoded.due_ms = HELD_MS
+    encoded.flags |= MEMBER_TASK
     join = JoinRecord(
         state=WAITS,
         on_failure=ON_FAILURE[on_failure],
@@ -272,14 +276,14 @@ def _put(
         name=b"",
     )
     with group:
-        if item.ghost is NO_GHOST:
-            place(core, shard, group, item, task_id, now_us)
+        if encoded.ghost is NO_GHOST:
+            place(state, shard, group, encoded, task_id, now_us)
             receipt = Receipt(TaskId(task_id))
         else:
-            receipt = place_keyed(core, shard, group, item, task_id, now_us)
+            receipt = place_keyed(state, shard, group, encoded, task_id, now_us)
         if receipt.replaced is not None:  # its end may have ended others
             ends = [
-                known[one] if one in known else how_it_ended(core, core.shard_of(one), one)
+                known[one] if one in known else how_it_ended(state, state.shard_of(one), one)
                 for one in sources
             ]
             join = join._replace(
@@ -294,7 +298,7 @@ def _put(
     for number, (source, status) in enumerate(zip(sources, ends, strict=True)):
         if source in known:  # its edge is there
             continue
-        home = core.shard_of(source)
+        home = state.shard_of(source)
         is_dead = status == Status.DEAD and join.on_failure == ON_FAILURE["wait"]
         if status is None or (is_dead and home.overlay.has(TASK + source)):
             with groups[home]:

@@ -46,26 +46,26 @@ class _Member(NamedTuple):
 _Name = tuple[str, str, int]
 
 
-async def workflow_graph(core: EngineState, named: bytes) -> WorkflowGraph:
+async def workflow_graph(state: EngineState, named: bytes) -> WorkflowGraph:
     """See ``Engine.workflow_graph``.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         named: of a workflow, or a task of one.
     """
-    shard, workflow, record = workflow_for(core, named)
-    turns = Turns(core)
-    members = await _Members(core, shard, workflow, turns).look()
-    failed = await _failed(core, shard, workflow, record, turns)
-    info = await info_of(core, workflow, record)
+    shard, workflow, record = workflow_for(state, named)
+    turns = Turns(state)
+    members = await _Members(state, shard, workflow, turns).look()
+    failed = await _failed(state, shard, workflow, record, turns)
+    info = await info_of(state, workflow, record)
     return WorkflowGraph(info, _groups(members), failed, len(members))
 
 
 class _Members:
     """The first members of a workflow, by number."""
 
-    def __init__(self, core: EngineState, shard: Shard, workflow: bytes, turns: Turns) -> None:
-        self._core, self._shard, self._turns = core, shard, turns
+    def __init__(self, state: EngineState, shard: Shard, workflow: bytes, turns: Turns) -> None:
+        self._state, self._shard, self._turns = state, shard, turns
         self._range = PART + workflow
         self._found: list[_Member] = []
         self._places: dict[bytes, int] = {}
@@ -83,11 +83,11 @@ class _Members:
                 if part is not None:
                     self._add(part)
                 await self._turns.give()
-            self._core.check()
+            self._state.check()
         return self._found
 
     def _add(self, part: PartRecord) -> None:
-        task = _task(self._core, self._shard, part.source)
+        task = _task(self._state, self._shard, part.source)
         sources = self._sources(part.source)
         layer = 1 + max((self._found[one].layer for one in sources), default=-1)
         state = Status(part.status).name.lower() if part.status else ""
@@ -109,9 +109,9 @@ class _Members:
         return tuple(one for one in places if one is not None)
 
 
-def _task(core: EngineState, shard: Shard, task_id: bytes) -> Task | None:
+def _task(state: EngineState, shard: Shard, task_id: bytes) -> Task | None:
     try:
-        return find_task(core, shard, task_id, "none")
+        return find_task(state, shard, task_id, "none")
     except LodeqError:  # damaged: the others are shown all the same
         return None
 
@@ -147,7 +147,7 @@ def _named(members: list[_Member]) -> list[_Name]:
 
 
 async def _failed(
-    core: EngineState, shard: Shard, workflow: bytes, record: JoinRecord, turns: Turns
+    state: EngineState, shard: Shard, workflow: bytes, record: JoinRecord, turns: Turns
 ) -> tuple[FailedMember, ...]:
     """The first that failed; parts are passed over until as many are found as the join counts."""
     found: list[FailedMember] = []
@@ -159,14 +159,14 @@ async def _failed(
             part = attempt(decode_part, raw)
             if part is None or part.status in (0, Status.COMPLETED) or len(found) >= wanted:
                 continue
-            found.append(_failed_one(core, shard, int.from_bytes(key[-4:], "big"), part))
+            found.append(_failed_one(state, shard, int.from_bytes(key[-4:], "big"), part))
         await turns.give()
-        core.check()
+        state.check()
     return tuple(found)
 
 
-def _failed_one(core: EngineState, shard: Shard, number: int, part: PartRecord) -> FailedMember:
-    task = _task(core, shard, part.source)
+def _failed_one(state: EngineState, shard: Shard, number: int, part: PartRecord) -> FailedMember:
+    task = _task(state, shard, part.source)
     status = Status(part.status).name.lower()
     if task is None:
         return FailedMember(number, TaskId(part.source), status, "", "", "", "")

@@ -99,8 +99,8 @@ Attach = Callable[[bytes, Sequence[tuple[int, bytes]], bool], Awaitable[dict[byt
 class Joins:
     """The joins of one engine: a ``JoinCounts``."""
 
-    def __init__(self, core: EngineState) -> None:
-        self._core = core
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
         self._ends: deque[tuple[bytes, int]] = deque()  # of members, to be counted in this batch
         self._is_counting = False
         self._has_counted = False  # the outbox, in this round
@@ -146,7 +146,7 @@ class Joins:
                 try:
                     self._count(group, shard, one, how, now_us, is_late=counted > CASCADE_MAX)
                 except LodeqError as error:
-                    self._core.anomaly(f"shard {shard.index}: joins of {one.hex()}: {error}")
+                    self._state.anomaly(f"shard {shard.index}: joins of {one.hex()}: {error}")
                     self._asks.setdefault(shard, JOIN)
         finally:
             self._is_counting = False
@@ -234,16 +234,16 @@ class Joins:
             task_id: of the member.
         """
         try:
-            if take_back(group, shard, task_id, self._core.clock.wall_us()):
+            if take_back(group, shard, task_id, self._state.clock.wall_us()):
                 self._has_to_send(shard)
         except LodeqError as error:
-            self._core.anomaly(f"shard {shard.index}: joins of {task_id.hex()}: {error}")
+            self._state.anomaly(f"shard {shard.index}: joins of {task_id.hex()}: {error}")
             self._asks.setdefault(shard, JOIN)
 
     def _has_to_send(self, shard: Shard) -> None:
         self._sends[shard] = OUTBOX
         self.has_more = True
-        self._core.deadlines.wake_reaper()
+        self._state.deadlines.wake_reaper()
 
     def _target_ended(
         self, group: Group, shard: Shard, join: bytes, task_id: bytes, status: int, now_us: int
@@ -255,7 +255,7 @@ class Joins:
         if record is None or record.target != task_id or record.state == OVER:
             return
         put_join(group, join, record._replace(state=OVER, fired_us=record.fired_us or now_us))
-        self._core.file_expiry(shard, group, now_us // 1000 + KEPT_MS, b"w" + join)
+        self._state.file_expiry(shard, group, now_us // 1000 + KEPT_MS, b"w" + join)
 
     # -- firing ------------------------------------------------------------------------
 
@@ -281,9 +281,9 @@ class Joins:
         state = OVER if record.target == NO_ID else FIRED
         put_join(group, join, record._replace(state=state, fired_us=now_us))
         if record.target == NO_ID:
-            self._core.file_expiry(shard, group, now_us // 1000 + KEPT_MS, b"w" + join)
+            self._state.file_expiry(shard, group, now_us // 1000 + KEPT_MS, b"w" + join)
             return
-        if record.target not in self._core.leases and self._is_lost(shard, record.target):
+        if record.target not in self._state.leases and self._is_lost(shard, record.target):
             self._target_ended(group, shard, join, record.target, 0, now_us)
         elif is_cancelled:
             self._cancel_target(group, shard, record.target, "its workflow was cancelled")
@@ -297,7 +297,7 @@ class Joins:
         """Whether nothing is left of a task that was to be let go: a hole in the log took it."""
         return (
             not shard.overlay.has(TASK + target)
-            and task_location(self._core, shard, target) is None
+            and task_location(self._state, shard, target) is None
         )
 
     def release(self, group: Group, shard: Shard, target: bytes, now_us: int) -> None:
@@ -309,29 +309,31 @@ class Joins:
             target: its id.
             now_us: wall microseconds.
         """
-        core = self._core
+        state = self._state
         if shard.overlay.get_sound(LEASE + target) is not None:
             return  # a hole in the log took what it was let go by
-        location = task_location(core, shard, target)
+        location = task_location(state, shard, target)
         if location is None or not location.is_waiting or self._is_taken(group, location):
             return
-        bucket, row = location.bucket, location.row
+        shard_queue, row = location.shard_queue, location.row
         index = 9 - row.priority
-        key = bucket.ready_key(bucket.ready_prefixes[index], core.next_seq(now_us), target)
+        key = shard_queue.ready_key(
+            shard_queue.ready_prefixes[index], state.next_seq(now_us), target
+        )
         moved = encode_moved(Moved(row.attempts, key))
         row = row._replace(flags=row.flags | MOVED_ROW)
         encode_index_row(row)  # first: nothing may fail between the two moves
-        core.drop_delayed(group, bucket, location.key)
-        core.put_ready(group, bucket, index, key, target, row)
+        state.drop_delayed(group, shard_queue, location.key)
+        state.put_ready(group, shard_queue, index, key, target, row)
         group.ops.append((MOVED + target, moved))
 
     def _cancel_target(self, group: Group, shard: Shard, target: bytes, reason: str) -> None:
-        location = task_location(self._core, shard, target)
+        location = task_location(self._state, shard, target)
         if location is not None and location.is_waiting and not self._is_taken(group, location):
-            end_task(self._core, group, location, Status.CANCELLED, reason)
+            end_task(self._state, group, location, Status.CANCELLED, reason)
 
     def _is_taken(self, group: Group, location: TaskLocation) -> bool:
-        return any(take(group, location.bucket, location.key) for take in self.takers)
+        return any(take(group, location.shard_queue, location.key) for take in self.takers)
 
     # -- results and rows that are kept ------------------------------------------------
 
@@ -340,7 +342,7 @@ class Joins:
         try:
             return self._is_part(shard, task_id, lambda _, record: record.state != OVER)
         except LodeqError as error:
-            self._core.anomaly(f"shard {shard.index}: joins of {task_id.hex()}: {error}")
+            self._state.anomaly(f"shard {shard.index}: joins of {task_id.hex()}: {error}")
             return True
 
     def awaits(self, shard: Shard, task_id: bytes) -> bool:
@@ -360,7 +362,7 @@ class Joins:
         for edge in decode_edges(raw) if raw is not None else ():
             if edge.role == TARGET_ROLE:
                 continue
-            home = self._core.shard_of(edge.join)
+            home = self._state.shard_of(edge.join)
             try:
                 record = join_of(home, edge.join)
             except NotLeaderError:
@@ -376,21 +378,21 @@ class Joins:
         if result is not None:
             ended_ms = result.finished_us // 1000
         else:
-            location = task_location(self._core, shard, task_id)
+            location = task_location(self._state, shard, task_id)
             if location is None or location.kind != DEAD:
                 return False
             ended_ms = int.from_bytes(location.key[-24:-16], "big")
-        return self._core.clock.wall_us() // 1000 - ended_ms < KEPT_MS
+        return self._state.clock.wall_us() // 1000 - ended_ms < KEPT_MS
 
     def sweep(self, shard: Shard, group: Group, join: bytes) -> None:
         """Forget a join whose time is over: a slice of its parts, at last itself."""
         record = join_of(shard, join)
         if record is None or record.state != OVER:
             return
-        now_ms = self._core.clock.wall_us() // 1000
+        now_ms = self._state.clock.wall_us() // 1000
         until_ms = record.fired_us // 1000 + KEPT_MS
         if until_ms > now_ms:  # it was redriven meanwhile
-            self._core.file_expiry(shard, group, until_ms, b"w" + join)
+            self._state.file_expiry(shard, group, until_ms, b"w" + join)
             return
         lower = PART + join
         rows, following = shard.overlay.scan(lower, range_end(lower), SLICE)
@@ -399,15 +401,15 @@ class Joins:
             group.ops.append((key, None))
             if part is None:
                 continue
-            home = self._core.shard_of(part.source)
+            home = self._state.shard_of(part.source)
             if home is shard:
                 drop_edge(group, shard, part.source, join)
-            elif home.co.takes_writes:  # one that is left leads nowhere
-                there = home.co.begin()
+            elif home.coalescer.takes_writes:  # one that is left leads nowhere
+                there = home.coalescer.begin()
                 with there:
                     drop_edge(there, home, part.source, join)
         if rows or following is not None:  # more may be left
-            self._core.file_expiry(shard, group, now_ms, b"w" + join)
+            self._state.file_expiry(shard, group, now_ms, b"w" + join)
             return
         group.ops += ((JOIN + join, None), (CALLBACK + join, None))
         if record.target != NO_ID:
@@ -467,12 +469,12 @@ class Joins:
 
     def problems(self) -> list[str]:
         """Say which shards have ends to tell that no leader here has taken for too long."""
-        now_us = self._core.clock.wall_us()
+        now_us = self._state.clock.wall_us()
         return [
             f"shard {shard.index}: {count} ends of tasks wait for the leader of another shard, the "
             f"oldest for {(now_us - oldest_us) // 1_000_000} s: is it there, and reached from here?"
             for shard, (oldest_us, count) in self._held_up.items()
-            if shard.co.takes_writes and now_us - oldest_us > HELD_UP_S_MAX * 1_000_000
+            if shard.coalescer.takes_writes and now_us - oldest_us > HELD_UP_S_MAX * 1_000_000
         ]
 
     def ask_again(self, shard: Shard) -> None:
@@ -483,7 +485,7 @@ class Joins:
     def _ask_all(self, shard: Shard) -> Iterator[dict[Shard, Group]]:
         self._again.discard(shard)
         at: bytes | None = self._asks.get(shard)
-        while at is not None and shard.co.is_tended and not self._asks_too_many():
+        while at is not None and shard.coalescer.is_tended and not self._asks_too_many():
             rows, following = shard.overlay.scan_readable(at, range_end(JOIN), SLICE)
             at = yield from self._ask_page(shard, rows, following)
             yield {}  # also where all of them are over
@@ -511,7 +513,7 @@ class Joins:
             try:
                 yield from self._ask(shard, join)
             except CorruptionError as error:  # the others go on
-                self._core.anomaly(f"shard {shard.index}: join {join.hex()}: {error}")
+                self._state.anomaly(f"shard {shard.index}: join {join.hex()}: {error}")
         return following
 
     def _is_over(self, shard: Shard, record: JoinRecord) -> bool:
@@ -528,13 +530,13 @@ class Joins:
             record = join_of(shard, join)
             if record is not None and record.state != WAITS and record.ended >= record.parts:
                 return
-        if record is None or not shard.co.is_tended:
+        if record is None or not shard.coalescer.is_tended:
             return
         if record.flags & REDRIVING or (record.flags & CANCELLED_FLAG and record.state == WAITS):
             yield from self.resume(shard, join)
             return
         lower: bytes | None = PART + join
-        while lower is not None and shard.co.is_tended:
+        while lower is not None and shard.coalescer.is_tended:
             rows, lower = shard.overlay.scan_readable(lower, range_end(PART + join), SLICE)
             groups: dict[Shard, Group] = {}
             for key, raw in rows:
@@ -547,12 +549,17 @@ class Joins:
                     self.ask_part(groups, shard, join, number, part)
             yield groups  # also without any: all parts may be elsewhere
         whole = join_of(shard, join)
-        if whole is not None and whole.state == WAITS and whole.is_complete and shard.co.is_tended:
+        if (
+            whole is not None
+            and whole.state == WAITS
+            and whole.is_complete
+            and shard.coalescer.is_tended
+        ):
             if whole.failed and whole.on_failure == ON_WAIT and not whole.flags & CANCELLED_FLAG:
                 return
-            group = shard.co.begin()
+            group = shard.coalescer.begin()
             with group:
-                self.settle(group, shard, join, whole, self._core.clock.wall_us())
+                self.settle(group, shard, join, whole, self._state.clock.wall_us())
             yield {shard: group}
 
     def _ask_target(
@@ -562,14 +569,16 @@ class Joins:
 
         One that still waits is let go again, if the join has all that it waits for.
         """
-        if record.target in self._core.leases:
+        if record.target in self._state.leases:
             return
-        location = task_location(self._core, shard, record.target)
+        location = task_location(self._state, shard, record.target)
         is_waiting = location is not None and location.is_waiting
-        has_ended = end_of(self._core, shard, record.target) not in (None, Status.DEAD)
-        if not shard.co.is_tended or not (is_waiting or (record.state == FIRED and has_ended)):
+        has_ended = end_of(self._state, shard, record.target) not in (None, Status.DEAD)
+        if not shard.coalescer.is_tended or not (
+            is_waiting or (record.state == FIRED and has_ended)
+        ):
             return
-        group, now_us = shard.co.begin(), self._core.clock.wall_us()
+        group, now_us = shard.coalescer.begin(), self._state.clock.wall_us()
         with group:
             if is_waiting:
                 waits = record._replace(state=WAITS, fired_us=0)
@@ -590,13 +599,13 @@ class Joins:
             number: of the part.
             part: as the join knows it.
         """
-        core, source = self._core, part.source
-        home = core.shard_of(source)
-        if not home.co.is_tended:
-            if home.co.is_following:
+        state, source = self._state, part.source
+        home = state.shard_of(source)
+        if not home.coalescer.is_tended:
+            if home.coalescer.is_following:
                 self.asks_elsewhere.setdefault(home, {})[join, number] = shard, part
             return
-        status = end_of(core, home, source)
+        status = end_of(state, home, source)
         raw = home.overlay.get(edges_key(source))
         edge = edge_to(decode_edges(raw) if raw is not None else (), number, join)
         is_elsewhere = slot_of_id(join) != slot_of_id(source)
@@ -619,9 +628,9 @@ class Joins:
         has_ended = status is not None and not part.status
         if not (attaches or is_again or has_ended or (edge is not None and edge.epoch < epoch)):
             return
-        now_us = core.clock.wall_us()
+        now_us = state.clock.wall_us()
         if home not in groups:
-            groups[home] = home.co.begin(SLICE * 128)
+            groups[home] = home.coalescer.begin(SLICE * 128)
         group = groups[home]
         with group:
             if attaches:
@@ -648,8 +657,8 @@ class Joins:
             source: its id; it is leased, ready, delayed, waiting or dead.
             edge: what it is to the join.
         """
-        core = self._core
-        lease = core.leases.get(source)
+        state = self._state
+        lease = state.leases.get(source)
         if lease is not None:
             raw = shard.overlay.get(LEASE + source)
             put_edge(group, shard, source, edge)
@@ -661,23 +670,23 @@ class Joins:
                 if lease.flags & DEAD_LEASE:
                     _flag_result(group, shard, source)
             return
-        location = task_location(core, shard, source)
+        location = task_location(state, shard, source)
         put_edge(group, shard, source, edge)
         if location is None or location.row.flags & MEMBER_ROW:
             return
         row = location.row._replace(flags=location.row.flags | MEMBER_ROW)
-        bucket, key = location.bucket, location.key
+        shard_queue, key = location.shard_queue, location.key
         if location.kind == DEAD:
             group.ops.append((key, encode_index_row(row)))
             _flag_result(group, shard, source)
             return
         group.fresh.pop(key, None)  # it is put twice in this group
-        leave(core, group, location)
+        leave(state, group, location)
         if location.kind == READY:
-            core.put_ready(group, bucket, 9 - row.priority, key, source, row)
+            state.put_ready(group, shard_queue, 9 - row.priority, key, source, row)
         else:
             due_ms = int.from_bytes(key[-32:-24], "big")
-            core.put_delayed(group, bucket, key, due_ms, encode_index_row(row))
+            state.put_delayed(group, shard_queue, key, due_ms, encode_index_row(row))
 
     def _send(self, shard: Shard) -> Iterator[dict[Shard, Group]]:
         try:
@@ -693,30 +702,34 @@ class Joins:
         known = {(key, raw) for _, _, _, key, raw in self._sent}
         oldest_us, held_up = 1 << 62, 0
         for _ in range(PAGES_MAX):
-            if at is None or not shard.co.is_tended:
+            if at is None or not shard.coalescer.is_tended:
                 break
             rows, at = shard.overlay.scan_readable(at, OUTBOX_END, SLICE)
             rows = [row for row in rows if row not in known]
-            number = shard.co.queued_number
-            if shard.co.answered_number < number and self._is_for_others(shard, rows):
-                shard.co.seal_full(always=True)
-                shard.co.go_on()  # in nosync mode that is all
-                is_behind = shard.co.answered_number < number
-                if is_behind and shard.co.is_tended and shard.co.refused_write is None:
-                    yield {shard: shard.co.begin()}
-                if shard.co.answered_number < number or not shard.co.is_tended:
+            number = shard.coalescer.queued_number
+            if shard.coalescer.answered_number < number and self._is_for_others(shard, rows):
+                shard.coalescer.seal_full(always=True)
+                shard.coalescer.go_on()  # in nosync mode that is all
+                is_behind = shard.coalescer.answered_number < number
+                if (
+                    is_behind
+                    and shard.coalescer.is_tended
+                    and shard.coalescer.refused_write is None
+                ):
+                    yield {shard: shard.coalescer.begin()}
+                if shard.coalescer.answered_number < number or not shard.coalescer.is_tended:
                     self._sends[shard] = OUTBOX
                     return
                 rows = [row for row in rows if shard.overlay.get(row[0]) == row[1]]
             groups: dict[Shard, Group] = {}
             for key, raw in rows:
                 source, join = key[2:18], key[18:]
-                record, home = attempt(decode_outbox, raw), self._core.shard_of(join)
+                record, home = attempt(decode_outbox, raw), self._state.shard_of(join)
                 if record is None:
                     continue
-                if not home.co.is_tended:
+                if not home.coalescer.is_tended:
                     oldest_us, held_up = min(oldest_us, record.ended_us), held_up + 1
-                    if home.co.is_following:
+                    if home.coalescer.is_following:
                         waiting = self.ends_elsewhere.setdefault(home, {})
                         if len(waiting) < ENDS_MAX and (
                             key not in waiting or waiting[key][1] != raw
@@ -724,7 +737,7 @@ class Joins:
                             waiting[key] = shard, raw, record
                     continue
                 if home not in groups:
-                    groups[home] = home.co.begin(SLICE * 256)
+                    groups[home] = home.coalescer.begin(SLICE * 256)
                 group = groups[home]
                 is_elsewhere = slot_of_id(join) != slot_of_id(source)
                 try:
@@ -735,7 +748,7 @@ class Joins:
                             record.epoch if is_elsewhere else None,
                         )
                 except CorruptionError as error:  # the row stays; the others go on
-                    self._core.anomaly(f"shard {home.index}: join {join.hex()}: {error}")
+                    self._state.anomaly(f"shard {home.index}: join {join.hex()}: {error}")
                     continue
                 if home is shard:
                     group.ops.append((key, None))
@@ -743,7 +756,7 @@ class Joins:
                     self._sent.append((home, group.number, shard, key, raw))
             self._has_counted |= bool(groups)
             yield groups  # also without any: all may be for leaders elsewhere
-        if held_up and shard.co.takes_writes:
+        if held_up and shard.coalescer.takes_writes:
             self._held_up[shard] = oldest_us, held_up
         else:
             self._held_up.pop(shard, None)
@@ -755,8 +768,8 @@ class Joins:
 
         What is counted there must not be undone here. Leaders elsewhere are told later.
         """
-        homes = {self._core.shard_of(key[18:]) for key, _ in rows}
-        return any(home is not shard and home.co.is_tended for home in homes)
+        homes = {self._state.shard_of(key[18:]) for key, _ in rows}
+        return any(home is not shard and home.coalescer.is_tended for home in homes)
 
     def _forget_sent(self) -> Iterator[dict[Shard, Group]]:
         """Delete outbox rows whose end is synced where it counts."""
@@ -764,16 +777,16 @@ class Joins:
         left: list[tuple[Shard, int, Shard, bytes, bytes]] = []
         for one in self._sent:
             receiver, number, sender, key, raw = one
-            if not (receiver.co.is_tended and sender.co.is_tended):
+            if not (receiver.coalescer.is_tended and sender.coalescer.is_tended):
                 self._sends.setdefault(sender, OUTBOX)  # sent again to whoever serves it next
                 continue
-            if receiver.co.durable_number < number:
+            if receiver.coalescer.durable_number < number:
                 left.append(one)
                 continue
             if sender.overlay.get(key) != raw:  # a later end, or a redrive, has its place
                 continue
             if sender not in groups:
-                groups[sender] = sender.co.begin(len(self._sent) * 64)
+                groups[sender] = sender.coalescer.begin(len(self._sent) * 64)
             groups[sender].ops.append((key, None))
         self._sent = left
         if groups:
@@ -788,9 +801,9 @@ def _flag_result(group: Group, shard: Shard, task_id: bytes) -> None:
         group.ops.append((RESULT + task_id, encode_result(flagged)))
 
 
-def end_of(core: EngineState, shard: Shard, task_id: bytes) -> int | None:
+def end_of(state: EngineState, shard: Shard, task_id: bytes) -> int | None:
     """How a task has ended; None: it is under way. One of which nothing is known was cancelled."""
-    if is_alive(core, shard, task_id):
+    if is_alive(state, shard, task_id):
         return None
     result = attempt(decode_result, shard.overlay.get(RESULT + task_id))
     if result is not None:

@@ -32,12 +32,12 @@ _Found = tuple[bytes, JoinRecord]
 
 
 async def list_workflows(
-    core: EngineState, *, state: object, limit: object, cursor: object
+    engine_state: EngineState, *, state: object, limit: object, cursor: object
 ) -> WorkflowPage:
     """See ``Engine.workflows``.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         state: one of ``WORKFLOW_STATES``; None for all.
         limit: workflows, 1 to 256.
         cursor: of the page before; None begins with the newest.
@@ -47,11 +47,11 @@ async def list_workflows(
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= PAGE_MAX:
         raise UsageError(f"limit {limit!r} is not between 1 and {PAGE_MAX}")
     upper = range_end(JOIN) if cursor is None else JOIN + _position(cursor)
-    search = _Search(core, state, limit + 1)
+    search = _Search(engine_state, state, limit + 1)
     found: list[_Found] = []
     bound = b""  # down to which all shards were looked at
-    for shard in shards_meant(core.hosted):
-        await core.commit_barrier(shard)
+    for shard in shards_meant(engine_state.hosted):
+        await engine_state.commit_barrier(shard)
         some, reached = await search.newest(shard, upper)
         found += some
         bound = max(bound, reached)
@@ -59,7 +59,7 @@ async def list_workflows(
     page = found[:limit]
     infos: list[WorkflowInfo] = []
     for workflow, record in page:
-        infos.append(await info_of(core, workflow, record))
+        infos.append(await info_of(engine_state, workflow, record))
         await search.turns.give()
     if len(found) > limit:
         return WorkflowPage(tuple(infos), str(TaskId(page[-1][0])), False)
@@ -75,9 +75,9 @@ def _position(cursor: object) -> bytes:
 class _Search:
     """Looks for workflows in one shard after the other; counts what it looks at."""
 
-    def __init__(self, core: EngineState, state: object, wanted: int) -> None:
-        self._core, self._state, self._wanted = core, state, wanted
-        self.turns = Turns(core)
+    def __init__(self, engine_state: EngineState, state: object, wanted: int) -> None:
+        self._engine_state, self._state, self._wanted = engine_state, state, wanted
+        self.turns = Turns(engine_state)
 
     async def newest(self, shard: Shard, upper: bytes) -> tuple[list[_Found], bytes]:
         """The newest below ``upper``, and the id down to which all were looked at; empty: to all.
@@ -86,7 +86,7 @@ class _Search:
             shard: where to look.
             upper: a key; later ones are not meant.
         """
-        looks = max(_SLICE, LOOKS_MAX // len(self._core.shards))
+        looks = max(_SLICE, LOOKS_MAX // len(self._engine_state.shards))
         found: list[_Found] = []
         while looks > 0:
             rows = shard.store.scan_back(JOIN, upper, _SLICE)
@@ -98,7 +98,7 @@ class _Search:
                 if len(found) >= self._wanted:
                     return found, found[-1][0]
             await self.turns.give()
-            self._core.check()
+            self._engine_state.check()
         return found, upper[len(JOIN) :]
 
     async def _forward(
@@ -116,7 +116,7 @@ class _Search:
             is_all = is_all and len(last) + len(some) <= self._wanted - len(found)
             last.extend(some)
             await self.turns.give()
-            self._core.check()
+            self._engine_state.check()
         found += reversed(last)
         return found, b"" if is_all else found[-1][0]
 

@@ -67,8 +67,8 @@ class LeaderCalls(Protocol):
 class OtherLeaders:
     """Tells other leaders of this engine's joins, and takes what they tell."""
 
-    def __init__(self, core: EngineState, joins: Joins) -> None:
-        self._core = core
+    def __init__(self, state: EngineState, joins: Joins) -> None:
+        self._state = state
         self._joins = joins
         self.calls: LeaderCalls | None = None
         joins.tell, joins.attach_elsewhere = self.kick, self.attach
@@ -78,7 +78,7 @@ class OtherLeaders:
 
     async def _tell(self, home: Shard, **items: Sequence[Any]) -> Document:
         """Tell the leader of a shard. Raises ``LodeqError``."""
-        refusal = home.co.refusal()
+        refusal = home.coalescer.refusal()
         url = refusal.leader if isinstance(refusal, NotLeaderError) else None
         if self.calls is None or url is None:
             raise refusal
@@ -87,11 +87,11 @@ class OtherLeaders:
     def kick(self) -> None:
         """Tell what there is to tell; the reaper calls it in each pass."""
         joins = self._joins
-        if self.calls is None or self._core.is_closed:
+        if self.calls is None or self._state.is_closed:
             return
         for home in {*joins.asks_elsewhere, *joins.ends_elsewhere}:
             if home not in self._tasks:
-                task = self._core.spawner.spawn(partial(self._tell_all, home), "lodeq-joins")
+                task = self._state.spawner.spawn(partial(self._tell_all, home), "lodeq-joins")
                 self._tasks[home] = task
 
     async def _tell_all(self, home: Shard) -> None:
@@ -108,15 +108,15 @@ class OtherLeaders:
         joins = self._joins
         asks = list(islice(joins.asks_elsewhere.get(home, {}).items(), SLICE))
         ends = list(islice(joins.ends_elsewhere.get(home, {}).items(), SLICE))
-        if home.co.is_tended:  # it has come here: rows and joins are all there is to it
+        if home.coalescer.is_tended:  # it has come here: rows and joins are all there is to it
             joins.asks_elsewhere.pop(home, None)
             joins.ends_elsewhere.pop(home, None)
             for shard in {shard for _, (shard, _) in asks}:
                 joins.ask_again(shard)
             return False
-        for sender in {sender for _, (sender, _, _) in ends if sender.co.is_tended}:
+        for sender in {sender for _, (sender, _, _) in ends if sender.coalescer.is_tended}:
             # Nothing else is true yet.
-            await self._core.commit_barrier(sender, is_durable=_must_sync(sender))
+            await self._state.commit_barrier(sender, is_durable=_must_sync(sender))
         ends = self._true(home, ends)
         if not asks and not ends:
             for todo in (joins.asks_elsewhere, joins.ends_elsewhere):
@@ -134,16 +134,16 @@ class OtherLeaders:
                 for key, (_, _, one) in ends
             ],
         )
-        self._core.check()
+        self._state.check()
         for key, told in asks:
             if joins.asks_elsewhere.get(home, {}).get(key) is told:
                 del joins.asks_elsewhere[home][key]
         later = set(answer["later"])
         self._forget(home, [one for n, one in enumerate(ends) if n not in later])
-        core = self._core
-        young_us = core.clock.wall_us() - YOUNG_S * 1e6
+        state = self._state
+        young_us = state.clock.wall_us() - YOUNG_S * 1e6
         if any(ends[n][1][2].ended_us > young_us for n in later):  # else in the next pass
-            core.clock.call_at(core.spawner, core.clock.mono() + LATER_S, self.kick)
+            state.clock.call_at(state.spawner, state.clock.mono() + LATER_S, self.kick)
         return not later
 
     def _true(self, home: Shard, ends: Sequence[tuple[bytes, Row]]) -> list[tuple[bytes, Row]]:
@@ -151,7 +151,7 @@ class OtherLeaders:
         waiting, found = self._joins.ends_elsewhere.get(home, {}), []
         for key, told in ends:
             sender, raw, _ = told
-            if sender.co.is_tended and sender.overlay.get(key) == raw:
+            if sender.coalescer.is_tended and sender.overlay.get(key) == raw:
                 found.append((key, told))
             elif waiting.get(key) is told:
                 del waiting[key]
@@ -166,10 +166,10 @@ class OtherLeaders:
                 del waiting[key]
             sender, raw, _ = told
             # A later end, or a redrive, may have its place.
-            if not sender.co.is_tended or sender.overlay.get(key) != raw:
+            if not sender.coalescer.is_tended or sender.overlay.get(key) != raw:
                 continue
             if sender not in groups:
-                groups[sender] = sender.co.begin(len(ends) * 64)
+                groups[sender] = sender.coalescer.begin(len(ends) * 64)
             groups[sender].ops.append((key, None))
 
     async def attach(
@@ -188,11 +188,11 @@ class OtherLeaders:
             UnknownDependencyError, LimitError: of one of them.
             NotLeaderError: a leader was not reached; nothing is written here.
         """
-        core = self._core
-        begun = core.clock.mono()
+        state = self._state
+        begun = state.clock.mono()
         homes: dict[Shard, list[tuple[int, bytes]]] = {}
         for number, source in parts:
-            homes.setdefault(core.shard_of(source), []).append((number, source))
+            homes.setdefault(state.shard_of(source), []).append((number, source))
         found: dict[bytes, int] = {}
         for home, some in homes.items():
             items = [[source.hex(), join.hex(), n, is_redrive_awaited] for n, source in some]
@@ -208,8 +208,8 @@ class OtherLeaders:
                 if status == FULL:
                     raise LimitError(f"{TaskId(source)} is waited for by too many tasks already")
                 found[source] = status
-        core.check()
-        if core.clock.mono() - begun > UNBORN_S / 2:
+        state.check()
+        if state.clock.mono() - begun > UNBORN_S / 2:
             raise NotLeaderError("the leaders of the tasks it waits for took too long: try again")
         return found
 
@@ -223,19 +223,19 @@ class OtherLeaders:
             NotLeaderError: the shard is led elsewhere; nothing is done.
             LodeqError: it cannot be written now; it may be told again.
         """
-        core = self._core
-        core.check()
-        home, attach, asks, ends = _read(core, document)
-        if not home.co.is_tended:
-            raise home.co.refusal()
-        if not home.co.has_capacity:
-            await core.backpressure(home)
+        state = self._state
+        state.check()
+        home, attach, asks, ends = _read(state, document)
+        if not home.coalescer.is_tended:
+            raise home.coalescer.refusal()
+        if not home.coalescer.has_capacity:
+            await state.backpressure(home)
         # atomic section
-        if not home.co.is_tended:
-            raise home.co.refusal()
+        if not home.coalescer.is_tended:
+            raise home.coalescer.refusal()
         # First: reads of other shards may fail, and nothing may fail between two rows.
         later = {n for n, one in enumerate(ends) if self._is_early(home, *one)}
-        groups: dict[Shard, Group] = {home: home.co.begin(SLICE * 256)}
+        groups: dict[Shard, Group] = {home: home.coalescer.begin(SLICE * 256)}
         with groups[home]:
             attached = [self._attach(groups[home], home, *one) for one in attach]
             for n, (source, join, end) in enumerate(ends):
@@ -247,12 +247,13 @@ class OtherLeaders:
                 )
         for join, number, part in asks:
             try:
-                self._joins.ask_part(groups, core.shard_of(join), join, number, part)
+                self._joins.ask_part(groups, state.shard_of(join), join, number, part)
             except LimitError as error:
-                core.anomaly(f"shard {home.index}: {error}")
+                state.anomaly(f"shard {home.index}: {error}")
         # All futures before the first await: a group is dropped once it is committed.
         for future in [
-            one.co.wait(group, None, is_durable=_must_sync(one)) for one, group in groups.items()
+            one.coalescer.wait(group, None, is_durable=_must_sync(one))
+            for one, group in groups.items()
         ]:
             await future
         return {"attached": attached, "later": sorted(later)}
@@ -267,7 +268,7 @@ class OtherLeaders:
         is_redrive_awaited: bool,
     ) -> int:
         try:
-            status = end_of(self._core, source)
+            status = end_of(self._state, source)
         except UnknownDependencyError:
             return UNKNOWN
         except LimitError:
@@ -279,11 +280,11 @@ class OtherLeaders:
 
     def _is_early(self, home: Shard, source: bytes, join: bytes, end: OutboxRecord) -> bool:
         """Whether an end is to be told again, and is not counted now."""
-        core = self._core
+        state = self._state
         if join_of(home, join) is None:
-            age_us = core.clock.wall_us() - end.ended_us
+            age_us = state.clock.wall_us() - end.ended_us
             return age_us <= UNBORN_S * 1e6  # else it was never written, or is forgotten
-        there = core.shard_of(source).overlay
+        there = state.shard_of(source).overlay
         try:  # who reads the parts of the join would not find the result
             return bool(end.status and there.has(TASK + source) and not there.has(RESULT + source))
         except NotLeaderError:  # it is not here: its leader has committed the end, and it counts
@@ -299,7 +300,7 @@ class OtherLeaders:
 
 def _must_sync(shard: Shard) -> bool:
     """Whether a commit has to be synced before others hear of it: a log has made it durable."""
-    return not isinstance(shard.co, ReplicatedCoalescer)
+    return not isinstance(shard.coalescer, ReplicatedCoalescer)
 
 
 # -- documents ---------------------------------------------------------------------------
@@ -309,26 +310,26 @@ Ask = tuple[bytes, int, PartRecord]
 End = tuple[bytes, bytes, OutboxRecord]
 
 
-def _read(core: EngineState, document: object) -> tuple[Shard, list[Attach], list[Ask], list[End]]:
+def _read(state: EngineState, document: object) -> tuple[Shard, list[Attach], list[Ask], list[End]]:
     """A document's shard, and what it says. Raises ``UsageError``."""
     try:
         if not isinstance(document, dict):
             raise TypeError("no object")
-        home = core.shards[_number(document["shard"], len(core.shards))]
+        home = state.shards[_number(document["shard"], len(state.shards))]
         attach: list[Attach] = [
-            (_id(core, source, home), _id(core, join), _number(number), bool(is_awaited))
+            (_id(state, source, home), _id(state, join), _number(number), bool(is_awaited))
             for source, join, number, is_awaited in document.get("attach", ())
         ]
         asks: list[Ask] = []
         for source, join, number, status, epoch in document.get("asks", ()):
-            part = PartRecord(_status(status), _number(epoch), 0, _id(core, source, home))
-            asks.append((_id(core, join), _number(number), part))
+            part = PartRecord(_status(status), _number(epoch), 0, _id(state, source, home))
+            asks.append((_id(state, join), _number(number), part))
         ends: list[End] = []
         for source, join, number, status, ended_us, epoch in document.get("ends", ()):
             record = OutboxRecord(
                 _status(status), _number(number), _number(epoch), _number(ended_us, 1 << 63)
             )
-            ends.append((_id(core, source), _id(core, join, home), record))
+            ends.append((_id(state, source), _id(state, join, home), record))
         if len(attach) + len(asks) + len(ends) > ITEMS_MAX:
             raise ValueError(f"more than {ITEMS_MAX} items")
     except (TypeError, ValueError, KeyError) as exc:
@@ -346,11 +347,11 @@ def _status(value: object) -> int:
     return _number(value, max(Status) + 1)
 
 
-def _id(core: EngineState, value: object, home: Shard | None = None) -> bytes:
+def _id(state: EngineState, value: object, home: Shard | None = None) -> bytes:
     """The id of a task or workflow, of that shard if one is given."""
     if not isinstance(value, str) or len(value) != 32:
         raise ValueError(f"{value!r:.40} is no id")
     found = bytes.fromhex(value)
-    if home is not None and core.shard_of(found) is not home:
+    if home is not None and state.shard_of(found) is not home:
         raise ValueError(f"{value} is not of shard {home.index}")
     return found

@@ -72,17 +72,17 @@ def join_for(shard: Shard, named: bytes) -> tuple[bytes, JoinRecord]:
     )
 
 
-async def workflow_info(core: EngineState, workflow: bytes) -> WorkflowInfo:
+async def workflow_info(state: EngineState, workflow: bytes) -> WorkflowInfo:
     """See ``Engine.workflow_info``."""
-    _, workflow, record = workflow_for(core, workflow)
-    return await info_of(core, workflow, record)
+    _, workflow, record = workflow_for(state, workflow)
+    return await info_of(state, workflow, record)
 
 
-def workflow_for(core: EngineState, named: bytes) -> tuple[Shard, bytes, JoinRecord]:
+def workflow_for(state: EngineState, named: bytes) -> tuple[Shard, bytes, JoinRecord]:
     """The workflow of this id, or that of which a task is a member or the callback, or the opener.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         named: of a workflow or a task.
 
     Returns: its shard, its id and its record.
@@ -90,14 +90,14 @@ def workflow_for(core: EngineState, named: bytes) -> tuple[Shard, bytes, JoinRec
     Raises:
         TaskNotFoundError: it is none of these.
     """
-    shard = core.shard_of(named)
+    shard = state.shard_of(named)
     raw = shard.overlay.get(edges_key(named))
     for edge in decode_edges(raw) if raw is not None else ():
         record = join_of(shard, edge.join)
         if record is not None and record.flags & WORKFLOW_FLAG:
             return shard, edge.join, record
     if join_of(shard, named) is None:
-        opened = _opened_by(core, named)
+        opened = _opened_by(state, named)
         if opened is not None:
             return opened
         if shard.overlay.has(TASK + named) or shard.overlay.has(RESULT + named):
@@ -109,9 +109,9 @@ def workflow_for(core: EngineState, named: bytes) -> tuple[Shard, bytes, JoinRec
     return shard, named, the_workflow(shard, named)
 
 
-def _opened_by(core: EngineState, task_id: bytes) -> tuple[Shard, bytes, JoinRecord] | None:
+def _opened_by(state: EngineState, task_id: bytes) -> tuple[Shard, bytes, JoinRecord] | None:
     """The workflow that a task has opened with its own id as the key, as a worker's do."""
-    shard = core.shard_of_slot(workflow_slot(task_id))
+    shard = state.shard_of_slot(workflow_slot(task_id))
     try:
         raw = shard.overlay.get(KEY + workflow_key_hash(shard.secret, task_id))
         workflow = None if raw is None else decode_key(raw)
@@ -123,19 +123,19 @@ def _opened_by(core: EngineState, task_id: bytes) -> tuple[Shard, bytes, JoinRec
     return shard, workflow, record
 
 
-async def info_of(core: EngineState, workflow: bytes, r: JoinRecord) -> WorkflowInfo:
+async def info_of(state: EngineState, workflow: bytes, r: JoinRecord) -> WorkflowInfo:
     """A workflow in numbers, from its record.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         workflow: its id.
         r: its join.
     """
-    shard = core.shard_of(workflow)
+    shard = state.shard_of(workflow)
     callback = None if r.target == NO_ID else TaskId(r.target)
-    found = None if callback is None else await get(core, callback, "none")
+    found = None if callback is None else await get(state, callback, "none")
     if callback is None:
-        await core.commit_barrier(shard)
+        await state.commit_barrier(shard)
     return WorkflowInfo(
         id=TaskId(workflow),
         name=r.name.decode("utf-8", "replace"),
@@ -166,7 +166,7 @@ def state_of(r: JoinRecord) -> str:
 
 
 async def parts(
-    core: EngineState,
+    state: EngineState,
     named: bytes,
     *,
     after: int,
@@ -187,7 +187,7 @@ async def parts(
         raise UsageError(f"limit {limit!r} is not between 1 and {PARTS_MAX}")
     if isinstance(after, bool) or not isinstance(after, int) or not -1 <= after < 1 << 31:
         raise UsageError(f"after {after!r} is not the number of a part, or -1")
-    shard = core.shard_of(named)
+    shard = state.shard_of(named)
     join, _ = join_for(shard, named)
     out: list[Part] = []
     lower: bytes | None = part_key(join, after + 1)
@@ -198,23 +198,25 @@ async def parts(
             part = attempt(decode_part, raw)
             if part is None or (failed and part.status in (0, Status.COMPLETED)):
                 continue
-            one, size_of_it = _part(core, int.from_bytes(key[-4:], "big"), part, payloads)
+            one, size_of_it = _part(state, int.from_bytes(key[-4:], "big"), part, payloads)
             out.append(one)
             size += size_of_it
             if len(out) >= limit or size >= _PAGE_BYTES:
                 break
         else:
-            await core.spawner.checkpoint()
-            core.check()
-    await core.commit_barrier(shard)
+            await state.spawner.checkpoint()
+            state.check()
+    await state.commit_barrier(shard)
     return out
 
 
-def _part(core: EngineState, number: int, part: PartRecord, payloads: Payloads) -> tuple[Part, int]:
+def _part(
+    state: EngineState, number: int, part: PartRecord, payloads: Payloads
+) -> tuple[Part, int]:
     value, error, queue, size = None, "", "", 64
     if part.status:
         try:
-            raw = core.shard_of(part.source).overlay.get_sound(RESULT + part.source)
+            raw = state.shard_of(part.source).overlay.get_sound(RESULT + part.source)
         except NotLeaderError:  # it is not here: how it ended is all that is known
             raw = None
         record = attempt(decode_result, raw)
@@ -226,7 +228,7 @@ def _part(core: EngineState, number: int, part: PartRecord, payloads: Payloads) 
                 if payloads == "stored":
                     value = stored_value(*stored)
                 else:
-                    value = deferred_value(*stored, core.codecs.get(record.queue))
+                    value = deferred_value(*stored, state.codecs.get(record.queue))
     return (
         Part(
             number=number,

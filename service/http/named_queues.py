@@ -18,7 +18,7 @@ from msgspec import UNSET
 from ...engine.runtime.task_id import TaskId
 from ...errors import TaskNotFoundError, UsageError
 from ...repository.api.lease_proof import LeaseProof
-from ...repository.api.queue import Queue, lane_of
+from ...repository.api.queue import Queue, tenant_queue_of
 from ...repository.api.view import EngineView
 from ...repository.tasks.lease import Lease
 from . import schemas
@@ -283,7 +283,7 @@ async def _require_seen(context: RequestContext, task_id: TaskId) -> NamedQueue:
 
 def queue_of_object(queue: Queue) -> NamedQueue:
     """The queue that a queue object stands for."""
-    name, tenant = lane_of(queue)
+    name, tenant = tenant_queue_of(queue)
     return NamedQueue(name.decode(), None if tenant is None else tenant.decode())
 
 

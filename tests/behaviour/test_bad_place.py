@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 async def test_a_low_disk_refuses_enqueues_and_lets_work_end():
     async with faulty() as rig:
         await rig.queue.enqueue_many([NewTask(i) for i in range(3)])
-        rig.core.is_disk_low = True
+        rig.state.is_disk_low = True
         for call in (
             lambda: rig.queue.enqueue(b"x"),
             lambda: rig.queue.enqueue(b"x", priority=1),
@@ -34,7 +34,7 @@ async def test_a_low_disk_refuses_enqueues_and_lets_work_end():
         await b.nack()
         await c.release()
         assert not (await rig.engine.health()).ok
-        rig.core.is_disk_low = False
+        rig.state.is_disk_low = False
         await rig.queue.enqueue(b"x")
         await sound(rig.engine)
 

@@ -90,7 +90,7 @@ async def test_a_close_waits_for_the_thread_that_makes_it(tmp_path, tight, monke
     monkeypatch.setattr(ballast, "make", slowly)
     async with lodeq.open(tmp_path / "s", block_cache_bytes=CACHE_BYTES) as engine:
         await engine.queue("q").enqueue(b"one")
-        assert await engine._core.spawner.run_in_thread(lambda: began.wait(30))
+        assert await engine._state.spawner.run_in_thread(lambda: began.wait(30))
     assert ended == [str(tmp_path / "s")]
 
 

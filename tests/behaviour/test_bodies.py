@@ -22,14 +22,14 @@ def rows(engine: lodeq.Engine) -> tuple[int, int]:
     counts = []
     for lower, upper in ((BODY, BODY_END), (BODY_AT, BODY_AT_END)):
         counts.append(
-            sum(len(shard.store.scan(lower, upper, 10_000)) for shard in engine._core.shards)
+            sum(len(shard.store.scan(lower, upper, 10_000)) for shard in engine._state.shards)
         )
     return counts[0], counts[1]
 
 
 def held(engine: lodeq.Engine) -> None:
     """From here on nothing is claimed from memory."""
-    engine._core.held_bytes_max = 0
+    engine._state.held_bytes_max = 0
 
 
 @on_loop
@@ -127,7 +127,7 @@ async def test_one_payload_of_many_tasks_is_written_once(tmp_path: Path) -> None
         queue = engine.queue("q")
         await queue.enqueue_many([lodeq.NewTask(payload)] * 50)
         assert rows(engine) == (50, 50)
-        (file,) = engine._core.shards[0].bodies.files.files()
+        (file,) = engine._state.shards[0].bodies.files.files()
         assert file.bytes < 101_000
         held(engine)
     async with opened(tmp_path) as engine:
@@ -169,7 +169,7 @@ async def test_a_lost_payload_is_told_and_blocks_nobody(tmp_path: Path) -> None:
         queue = engine.queue("q")
         receipt = await queue.enqueue(os.urandom(LARGE))
         await queue.enqueue(b"small")
-        spoil(Path(engine._core.shards[0].bodies.files.path(1)))
+        spoil(Path(engine._state.shards[0].bodies.files.path(1)))
     async with opened(tmp_path) as engine:
         queue = engine.queue("q")
         (listed,) = [t for t in await queue.list("ready") if t.id == receipt.id]
@@ -207,7 +207,7 @@ async def test_one_object_for_many_tasks_is_encoded_and_written_once(
         tasks = [lodeq.NewTask(p, priority=n % 10) for n in range(10) for p in (first, second)]
         await queue.enqueue_many(tasks)
         assert codec.calls == 2
-        (file,) = engine._core.shards[0].bodies.files.files()
+        (file,) = engine._state.shards[0].bodies.files.files()
         assert 2 * LARGE < file.bytes < 3 * LARGE
         leases = await queue.claim(limit=20)
         assert [lease.payload for lease in leases] == [first, second] * 10

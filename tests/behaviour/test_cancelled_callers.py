@@ -57,7 +57,7 @@ async def test_a_cancelled_claim_gives_its_tasks_back_at_their_old_places(rig):
     await cancelled(rig.queue.claim(limit=4))
     heal(rig)
     await settle()
-    assert not rig.core.leases
+    assert not rig.state.leases
     leases = await rig.queue.claim(limit=9)
     assert payloads(leases) == list(range(6))
     assert {lease.attempt for lease in leases} == {1}
@@ -65,7 +65,7 @@ async def test_a_cancelled_claim_gives_its_tasks_back_at_their_old_places(rig):
 
 async def test_a_claim_cancelled_while_it_waits_takes_nothing(rig):
     await cancelled(rig.queue.claim(wait=10), rig.queue.claim(limit=5, wait=10))
-    assert not rig.core.waiters.by_lane
+    assert not rig.state.waiters.by_tenant_queue
     await rig.queue.enqueue(b"x")
     assert payloads(await rig.queue.claim()) == [b"x"]
 
@@ -88,8 +88,8 @@ async def test_a_claim_cancelled_in_the_tick_it_is_served_passes_its_tasks_on(sh
         rest = await queue.claim(limit=3)  # what the other shards gave back one by one
         assert sorted(payloads([*leases, *rest])) == [0, 1, 2]
         assert {lease.attempt for lease in [*leases, *rest]} == {1}
-        assert len(rig.core.leases) == 3
-        assert not rig.core.waiters.by_lane
+        assert len(rig.state.leases) == 3
+        assert not rig.state.waiters.by_tenant_queue
         await sound(rig.engine)
 
 
@@ -167,7 +167,7 @@ async def test_a_cancelled_wait_for_a_result_leaves_nothing_behind(clock):
     async with in_memory(clock) as engine:
         task = await engine.queue("mail").enqueue(b"x")
         await cancelled(engine.result(task.id, wait=50), engine.result(task.id, wait=50))
-        assert not engine._core.result_waiters
+        assert not engine._state.result_waiters
         await engine.cancel(task.id)
         assert (await engine.result(task.id)).status == "cancelled"
 
@@ -207,7 +207,7 @@ async def test_a_cancelled_stream_gives_everything_back(clock):
                         await asyncio.get_running_loop().create_future()
 
         await cancelled_later(work())
-        assert not engine._core.leases
+        assert not engine._state.leases
         assert await drain(queue) == list(range(5))
         await sound(engine)
 

@@ -14,7 +14,7 @@ from lodeq import (
     StorageError,
     StoragePoisonedError,
 )
-from lodeq.engine.records.keyspace import GHOST, bucket_prefix, ready_prefix
+from lodeq.engine.records.keyspace import GHOST, ready_prefix, shard_queue_prefix
 from lodeq.engine.store.memory import MemoryStore
 from lodeq.repository.state.caches.ready_cache import ReadyCache
 from lodeq.repository.tasks import lease_grant
@@ -23,16 +23,22 @@ from lodeq.repository.tasks.claim_order import pick, refill
 pytestmark = pytest.mark.anyio
 
 
-def _damage_first_row(core, priority=5):
+def _damage_first_row(state, priority=5):
     """The first index row on disk is unreadable, and nothing is held in memory."""
-    bucket = core.find_lane(b"mail", b"").buckets[0]
-    store = core.shards[0].store
-    prefix = ready_prefix(bucket_prefix(b"mail", b""), priority)
+    shard_queue = state.find_tenant_queue(b"mail", b"").shard_queues[0]
+    store = state.shards[0].store
+    prefix = ready_prefix(shard_queue_prefix(b"mail", b""), priority)
     key = store.scan(prefix, prefix + b"\xff" * 25, 1)[0][0]
     store.write([(key, b"junk")])
-    core.held_bytes = 0
-    bucket.load(bucket.ready, bucket.delayed, bucket.leased, bucket.dead, bucket.results)
-    return bucket
+    state.held_bytes = 0
+    shard_queue.load(
+        shard_queue.ready,
+        shard_queue.delayed,
+        shard_queue.leased,
+        shard_queue.dead,
+        shard_queue.results,
+    )
+    return shard_queue
 
 
 @pytest.mark.parametrize("limit", [1, 3, 8])
@@ -40,16 +46,16 @@ async def test_a_damaged_index_row_neither_doubles_nor_hangs_a_claim(clock, limi
     async with in_memory(clock) as engine:
         queue = engine.queue("mail")
         await queue.enqueue_many([NewTask(i) for i in range(6)])
-        bucket = _damage_first_row(engine._core)
+        shard_queue = _damage_first_row(engine._state)
         got = []
         while leases := await asyncio.wait_for(queue.claim(limit=limit), 5):
             got += leases
         assert [lease.payload for lease in got] == [1, 2, 3, 4, 5]
-        assert bucket.ready == 0
-        assert bucket.leased == 5
-        told = len(engine._core.anomalies)
+        assert shard_queue.ready == 0
+        assert shard_queue.leased == 5
+        told = len(engine._state.anomalies)
         assert await queue.claim(limit=limit) == []  # and it does not rescan for ever
-        assert len(engine._core.anomalies) == told
+        assert len(engine._state.anomalies) == told
         kinds = {finding.kind for finding in (await engine.verify()).findings}
         assert "counters" not in kinds
         await asyncio.wait_for(queue.enqueue(b"more"), 5)
@@ -58,11 +64,11 @@ async def test_a_damaged_index_row_neither_doubles_nor_hangs_a_claim(clock, limi
 async def test_a_claim_without_probes_left_ends_at_the_end_of_a_known_range(clock, monkeypatch):
     """Another window has used them up, and behind that range there is one that is not known."""
     async with in_memory(clock) as engine:
-        queue, core = engine.queue("mail"), engine._core
+        queue, state = engine.queue("mail"), engine._state
         await queue.enqueue_many([NewTask(n) for n in range(600)])
-        bucket = core.find_lane(b"mail", b"").buckets[0]
-        prefix = bucket.ready_prefixes[4]
-        keys = [key for key, _ in core.shards[0].store.scan(prefix, prefix + b"\xff", 600)]
+        shard_queue = state.find_tenant_queue(b"mail", b"").shard_queues[0]
+        prefix = shard_queue.ready_prefixes[4]
+        keys = [key for key, _ in state.shards[0].store.scan(prefix, prefix + b"\xff", 600)]
         damage = [(keys[100], keys[139] + b"\0"), (keys[300], keys[339] + b"\0")]
         scan, calls = MemoryStore.scan, 0
 
@@ -77,7 +83,7 @@ async def test_a_claim_without_probes_left_ends_at_the_end_of_a_known_range(cloc
             return rows
 
         monkeypatch.setattr(MemoryStore, "scan", failing)
-        overlay, upper = core.shards[0].overlay, prefix + b"\xff"
+        overlay, upper = state.shards[0].overlay, prefix + b"\xff"
         overlay.report = lambda *_: None  # nobody looks for what it hides
         at = prefix
         for _ in range(3):
@@ -87,11 +93,11 @@ async def test_a_claim_without_probes_left_ends_at_the_end_of_a_known_range(cloc
         while overlay.scan_readable(keys[298], upper, 64, renew=False)[0]:
             pass  # until no probes are left
         calls = 0
-        refill(core, bucket, 4, window)
+        refill(state, shard_queue, 4, window)
         assert not window.rows
         assert not window.is_complete
         overlay.unreadable.renew()
-        refill(core, bucket, 4, window)  # the next claim goes on
+        refill(state, shard_queue, 4, window)  # the next claim goes on
         assert [row[0] for row in window.rows][:50] == keys[140:190]
 
 
@@ -100,26 +106,26 @@ async def test_a_counter_that_is_wrong_never_goes_below_zero(clock, off):
     async with in_memory(clock) as engine:
         queue = engine.queue("mail")
         await queue.enqueue_many([NewTask(i) for i in range(5)])
-        bucket = engine._core.find_lane(b"mail", b"").buckets[0]
-        bucket.ready += off
+        shard_queue = engine._state.find_tenant_queue(b"mail", b"").shard_queues[0]
+        shard_queue.ready += off
         got = [lease.payload for lease in await asyncio.wait_for(queue.claim(limit=8), 5)]
         assert got == list(range(min(5, 5 + off)))
         assert await asyncio.wait_for(queue.claim(limit=8), 5) == []
-        assert bucket.ready == 0
+        assert shard_queue.ready == 0
 
 
 async def test_a_doubtful_tenant_gets_its_turn_in_the_next_claim(clock):
     async with in_memory(clock) as engine:
         for tenant in ("a", "b", "d"):
             await engine.queue("mail", tenant=tenant).enqueue_many([NewTask(tenant)] * 6)
-        core = engine._core
-        topic = core.topics[b"mail"]
-        bucket = topic.lanes[b"d"].buckets[0]
-        for row in bucket.windows[4].rows:
-            core.held_bytes -= row[5]
-        bucket.windows[4], bucket.occupied = None, 0  # the rows are on disk only
+        state = engine._state
+        queue_state = state.queue_states[b"mail"]
+        shard_queue = queue_state.tenant_queues[b"d"].shard_queues[0]
+        for row in shard_queue.ready_caches[4].rows:
+            state.held_bytes -= row[5]
+        shard_queue.ready_caches[4], shard_queue.occupied = None, 0  # the rows are on disk only
         for tenant in (b"a", b"d"):
-            topic.turns.move_to_end(tenant)  # b, a, d: d's turn is never the first
+            queue_state.turns.move_to_end(tenant)  # b, a, d: d's turn is never the first
         every = engine.queue("mail", tenant=lodeq.ALL_TENANTS)
         await every.claim(limit=2)
         got = [lease.payload for _ in range(2) for lease in await every.claim(limit=2)]
@@ -127,7 +133,7 @@ async def test_a_doubtful_tenant_gets_its_turn_in_the_next_claim(clock):
 
 
 def no_row_can_hold_its_counters(engine):
-    engine._core.topics[b"mail"].lanes[b""].buckets[0].results = -1
+    engine._state.queue_states[b"mail"].tenant_queues[b""].shard_queues[0].results = -1
 
 
 @pytest.mark.parametrize("call", ["enqueue", "claim", "waits"])
@@ -158,7 +164,7 @@ async def test_a_group_that_cannot_be_sealed_poisons_and_tells_everybody(clock, 
 async def test_a_lone_caller_whose_group_cannot_be_sealed_hears_that_nothing_was_written(clock):
     async with in_memory(clock) as engine:
         queue = engine.queue("mail")
-        while not engine._core.shards[0].co.inline_left:
+        while not engine._state.shards[0].coalescer.inline_left:
             await queue.enqueue(b"x")
 
         no_row_can_hold_its_counters(engine)
@@ -175,14 +181,14 @@ async def _expired_between_good(queue, clock):
 
 async def test_a_damaged_ghost_costs_a_claim_nothing(clock):
     async with in_memory(clock, reaper=False) as engine:
-        queue, store = engine.queue("mail"), engine._core.shards[0].store
+        queue, store = engine.queue("mail"), engine._state.shards[0].store
         await _expired_between_good(queue, clock)
         store.write([(store.scan(GHOST, GHOST + b"\xff" * 17, 1)[0][0], b"junk")])
         got = [lease.payload for lease in await queue.claim(limit=10)]
         assert got == [b"first", b"good0", b"good1", b"good2"]
         stats = await queue.stats()
         assert (stats.ready, stats.leased, stats.results) == (0, 4, 1)
-        assert any("ghost" in text for text in engine._core.anomalies)
+        assert any("ghost" in text for text in engine._state.anomalies)
         assert {f.kind for f in (await engine.verify()).findings} == {"damaged"}
 
 
@@ -194,7 +200,7 @@ async def test_a_read_that_fails_in_the_middle_of_a_claim_loses_nothing():
             await rig.queue.claim(limit=10)
         rig.store.read_error = None
         stats = await rig.queue.stats()
-        assert (stats.ready, stats.leased, len(rig.core.leases)) == (5, 0, 0)
+        assert (stats.ready, stats.leased, len(rig.state.leases)) == (5, 0, 0)
         got = await rig.queue.claim(limit=10)
         assert [x.payload for x in got] == [b"first", b"good0", b"good1", b"good2"]
         await sound(rig.engine)
@@ -221,14 +227,14 @@ async def test_what_is_picked_can_be_put_back_when_its_counter_was_wrong(clock):
     async with in_memory(clock) as engine:
         queue = engine.queue("mail")
         await queue.enqueue_many([NewTask(i) for i in range(4)])
-        core = engine._core
-        _damage_first_row(core)
+        state = engine._state
+        _damage_first_row(state)
         request = lodeq.repository.state.long_polls.ClaimRequest(
             [(b"mail", b"")], limit=8, lease_s=1.0, worker=b""
         )
-        picked = pick(core, request)
+        picked = pick(state, request)
         assert len({row[0] for _, row in picked}) == len(picked) == 3
-        lodeq.repository.tasks.claim_order.put_back_picked(core, picked)
+        lodeq.repository.tasks.claim_order.put_back_picked(state, picked)
         assert len(await queue.claim(limit=8)) == 3
 
 
@@ -255,7 +261,7 @@ async def test_a_backlog_on_disk_is_delivered_whole_however_its_ids_lie(clock, m
 
 async def test_everybody_who_waits_hears_why_what_is_ready_cannot_be_read():
     async with faulty() as rig:
-        rig.core.held_bytes_max = 0  # records from the store
+        rig.state.held_bytes_max = 0  # records from the store
         await rig.queue.enqueue(b"x", delay=1)
         waiting = [asyncio.ensure_future(rig.queue.claim(wait=60)) for _ in range(2)]
         await settle()
@@ -304,7 +310,7 @@ async def test_a_dedup_entry_that_cannot_be_read_leaves_the_completed_task_whole
 ):
     """Of a store that has been upgraded: whose entry it is decides a read."""
     async with in_memory(clock) as engine:
-        queue, (shard,) = engine.queue("mail"), engine._core.shards
+        queue, (shard,) = engine.queue("mail"), engine._state.shards
         await queue.enqueue(b"1", dedup_key="k")
         (lease,) = await queue.claim()
 

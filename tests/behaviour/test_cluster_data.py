@@ -99,7 +99,7 @@ async def test_a_damaged_record_stops_the_follower_that_meets_it(three):
 
 def refuse_writes(patch, node, error) -> None:
     """The store of a node raises ``error`` at each write, until the patch is undone."""
-    store, write = node.engine._core.shards[0].store, MemoryStore.write
+    store, write = node.engine._state.shards[0].store, MemoryStore.write
 
     def refusing(self, ops):
         if self is store:
@@ -140,7 +140,9 @@ async def test_a_leader_whose_disk_is_full_gives_the_shard_up_until_there_is_roo
     await cluster.pass_time(5)
     assert not leader.leads()
     monkeypatch.undo()
-    leader.engine._core.shards[0].co._retry_now()  # else a moment of the loop's own time later
+    leader.engine._state.shards[
+        0
+    ].coalescer._retry_now()  # else a moment of the loop's own time later
     await cluster.until_equal()
     assert isinstance(await cluster.outcome(call), lodeq.Receipt)  # it was in the log
     await cluster.pass_time(2)
@@ -160,7 +162,7 @@ async def test_a_store_that_stalls_gets_its_entries_later(three, monkeypatch):
         await cluster.pass_time(1)
         assert b.role() == "following"
         assert b.replicator.status().shards[0].lag > 1
-    b.engine._core.shards[0].co._retry_now()  # else a moment of the loop's own time later
+    b.engine._state.shards[0].coalescer._retry_now()  # else a moment of the loop's own time later
     await cluster.until_equal()
 
 

@@ -147,8 +147,8 @@ class World(LogWorld):
 
     def applied(self, name: str, shard: int) -> int:
         """How far the copy of a node goes."""
-        core = self.cluster.nodes[name].engine._core
-        return int(core.shards[shard].co.applied.index)
+        state = self.cluster.nodes[name].engine._state
+        return int(state.shards[shard].coalescer.applied.index)
 
     def check_log(self) -> None:
         """Every node has what the log says, and nothing of what was never placed there."""

@@ -112,7 +112,7 @@ async def test_other_shards_go_on_when_one_is_poisoned():
         keys = {0: "", 1: ""}
         for i in range(20):
             receipt = await rig.queue.enqueue(i, shard_key=str(i))
-            keys[rig.core.shard_of(receipt.id).index] = str(i)
+            keys[rig.state.shard_of(receipt.id).index] = str(i)
         rig.stores[0].refusals.append(CommitUnknownError("gone"))
         with pytest.raises(CommitUnknownError):
             await rig.queue.enqueue(b"x", shard_key=keys[0])
@@ -120,9 +120,9 @@ async def test_other_shards_go_on_when_one_is_poisoned():
             await rig.queue.enqueue(b"x", shard_key=keys[0])
         for _ in range(20):
             receipt = await rig.queue.enqueue(b"new")
-            assert rig.core.shard_of(receipt.id).index == 1
+            assert rig.state.shard_of(receipt.id).index == 1
         leases = await rig.queue.claim(limit=100)
-        assert {lease.bucket.shard.index for lease in leases} == {1}
+        assert {lease.shard_queue.shard.index for lease in leases} == {1}
         assert payloads(leases).count(b"new") == 20
         for lease in leases:
             await lease.complete()
@@ -135,10 +135,10 @@ async def test_complete_many_completes_on_the_shards_that_take_writes():
     async with faulty(shards=2) as rig:
         await rig.queue.enqueue_many([NewTask(i, shard_key=str(i)) for i in range(20)])
         leases = await rig.queue.claim(limit=20)
-        leases.sort(key=lambda lease: lease.bucket.shard.index, reverse=True)
+        leases.sort(key=lambda lease: lease.shard_queue.shard.index, reverse=True)
         leases.append(leases.pop(0))  # before and behind those of the poisoned shard
-        healthy = [lease for lease in leases if lease.bucket.shard.index == 1]
-        rig.core.shards[0].co.fail(OSError("EIO"))
+        healthy = [lease for lease in leases if lease.shard_queue.shard.index == 1]
+        rig.state.shards[0].coalescer.fail(OSError("EIO"))
         with pytest.raises(StoragePoisonedError):
             await rig.engine.complete_many([(lease, b"done") for lease in leases])
         assert {lease.is_live for lease in healthy} == {False}
@@ -153,8 +153,8 @@ async def test_a_claim_over_shards_keeps_what_the_healthy_ones_gave():
         rig.stores[0].refusals.append(CommitUnknownError("gone"))
         leases = await rig.queue.claim(limit=20)
         assert leases
-        assert {lease.bucket.shard.index for lease in leases} == {1}
-        assert len(rig.core.leases) == len(leases)
+        assert {lease.shard_queue.shard.index for lease in leases} == {1}
+        assert len(rig.state.leases) == len(leases)
 
 
 async def test_enqueue_many_tells_what_succeeded_when_a_shard_fails():
@@ -217,7 +217,7 @@ async def test_an_answer_that_rested_on_a_failed_commit_is_not_given():
         await settle()
         for task in (first, second, third):
             assert isinstance(task.exception(), CommitUnknownError)
-        assert not rig.core.leases
+        assert not rig.state.leases
 
 
 async def given_back(rig, n):

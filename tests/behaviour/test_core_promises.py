@@ -103,7 +103,7 @@ async def test_results_ghosts_and_dead_letters_expire(clock):
         assert await engine.get(dead.id) is None
         stats = await engine.stats()
         assert (stats.ready, stats.dead, stats.results) == (0, 0, 0)
-        store = engine._core.shards[0].store
+        store = engine._state.shards[0].store
         for family in (b"t/", b"q/", b"s/", b"l/", b"r/", b"g/", b"e/", b"m/c/"):
             assert store.scan(family, family[:-1] + b"0", 9) == [], family
         await sound(engine)
@@ -240,7 +240,7 @@ async def test_close_under_load_leaves_no_caller_hanging(tmp_path, shards):
 async def test_memory_does_not_grow_with_the_queues_polled(clock):
     """The original allocated 23 MiB for every name that was ever polled."""
     async with in_memory(clock, shards=2) as engine:
-        core = engine._core
+        state = engine._state
         for i in range(200):
             queue = engine.queue(f"q{i}", tenant=f"t{i}")
             assert await queue.claim() == []
@@ -250,9 +250,9 @@ async def test_memory_does_not_grow_with_the_queues_polled(clock):
         await settle()
         await clock.advance(6)
         assert await asyncio.gather(*waiting) == [[]] * 50
-        assert not core.topics
-        assert not core.waiters.by_lane
-        assert not core.leases
+        assert not state.queue_states
+        assert not state.waiters.by_tenant_queue
+        assert not state.leases
 
 
 @pytest.mark.usefixtures("no_history")
@@ -264,9 +264,9 @@ async def test_memory_does_not_grow_with_the_queues_used(clock):
             await (await queue.claim_one()).complete()
         for _ in range(40):
             await clock.advance(1.5)
-        assert not engine._core.topics
+        assert not engine._state.queue_states
         gc.collect()
-        store = engine._core.shards[0].store
+        store = engine._state.shards[0].store
         assert store.scan(b"m/c/", b"m/c0", 9) == []
         await sound(engine)
 
@@ -305,4 +305,4 @@ async def test_bad_names_are_refused_before_anything_is_written(name):
         with pytest.raises(InvalidNameError):
             await engine.claim([name])
         assert (await engine.stats()).shards[0].applied_commit == before
-        assert not engine._core.topics
+        assert not engine._state.queue_states

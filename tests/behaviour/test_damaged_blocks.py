@@ -24,7 +24,7 @@ async def rotten(path, clock, fill, needle, at=0.5):
     """An engine whose store was filled, closed and damaged."""
     async with lodeq.open(path, clock=clock, inbox=False) as engine:
         await fill(engine)
-        store = engine._core.shards[0].store
+        store = engine._state.shards[0].store
         store.flush()
         while any(map(store.property_int, COMPACTS)):  # or it would meet the block on its own
             await settle(1)
@@ -279,7 +279,7 @@ async def test_an_unreadable_result_costs_only_itself(tmp_path, clock):
 
 async def test_a_damaged_store_is_not_compacted_so_that_writes_go_on(tmp_path, clock):
     async with rotten(tmp_path / "s", clock, fill_ready, b"q/mail\0\0r", 0.5) as engine:
-        queue, store = engine.queue("mail"), engine._core.shards[0].store
+        queue, store = engine.queue("mail"), engine._state.shards[0].store
         found = await claim_all(queue)
         for n in range(12):  # four tables on level 0 would be compacted, with the damaged one
             await queue.enqueue(n)
@@ -289,7 +289,7 @@ async def test_a_damaged_store_is_not_compacted_so_that_writes_go_on(tmp_path, c
             await settle(1)
         store.flush()
         assert await claim_all(queue) == list(range(12))
-        assert engine._core.shards[0].co.takes_writes
+        assert engine._state.shards[0].coalescer.takes_writes
         assert found
 
 
@@ -300,13 +300,13 @@ async def test_a_compaction_that_meets_the_block_first_says_what_to_do(tmp_path,
     async with rotten(path, clock, fill_ready, b"t/\x01") as engine:
         await engine.queue("mail").enqueue(N)  # another table: one alone would only be moved
         with contextlib.suppress(lodeq.StorageError):  # rocksdict does not always say
-            compact(engine._core.shards[0].store)
+            compact(engine._state.shards[0].store)
         with pytest.raises(lodeq.CommitUnknownError):
             await engine.queue("mail").enqueue(b"x")
         (reason,) = (r for r in (await engine.health()).reasons if "is poisoned" in r)
         assert 'recovery="salvage"' in reason
     async with lodeq.open(path, clock=clock, recovery="salvage", inbox=False) as engine:
-        compact(engine._core.shards[0].store)
+        compact(engine._state.shards[0].store)
         assert (await engine.verify()).ok
         assert len(await claim_all(engine.queue("mail"))) > N - 100
 
@@ -330,7 +330,7 @@ async def test_an_open_that_meets_it_is_refused_with_what_to_do(tmp_path, clock,
 @pytest.mark.parametrize("name", ["scan_part", "scan_last"])
 async def test_whatever_scan_meets_damage_ends_compaction(tmp_path, clock, name):
     async with rotten(tmp_path / "s", clock, fill_ready, b"q/mail\0\0r", 1.0) as engine:
-        store = engine._core.shards[0].store
+        store = engine._state.shards[0].store
         assert store._is_compacting
         scan = {
             "scan_part": lambda: list(paged(store.scan_part, b"q/", b"q0", 512)),
@@ -355,7 +355,7 @@ async def test_a_load_beside_a_damaged_block_waits_and_poisons_nothing(tmp_path,
         publish(tmp_path / "s", [NewTask(n, delay=delay) for n in range(300)], clock=clock)
         with pytest.raises(CorruptionError, match="the load waits"):
             await engine.ingest()
-        assert engine._core.shards[0].co.takes_writes
+        assert engine._state.shards[0].coalescer.takes_writes
         await queue.enqueue("new")
     async with lodeq.open(tmp_path / "s", clock=clock, inbox=False, recovery="salvage") as engine:
         (job,) = (await engine.ingest()).jobs
@@ -376,7 +376,7 @@ async def test_a_load_that_comes_in_behind_a_damaged_block_ends(tmp_path, clock,
         (text,) = (t for t in (await engine.stats()).anomalies if "'j'" in t)
         assert "counters of 'mail'" in text
         assert "salvage" in text
-        assert engine._core.shards[0].co.takes_writes
+        assert engine._state.shards[0].coalescer.takes_writes
         found = await claim_all(queue)
         assert {f"loaded {n}" for n in range(300)} <= set(found)
         assert (await engine.ingest("j")).jobs[0].state == "known"
@@ -467,7 +467,7 @@ async def test_more_hidden_rows_than_the_mirror_holds_come_as_it_has_room(
         found = []
         for _ in range(20):
             found += await claim_all(queue)
-            assert len(engine._core.shards[0].overlay.unreadable._keys) <= 100
+            assert len(engine._state.shards[0].overlay.unreadable._keys) <= 100
             await clock.advance(1, turns=40)
         await queue.enqueue_many([NewTask(one) for one in ("a", "b")])
         found += await claim_all(queue)
@@ -482,7 +482,7 @@ async def test_rows_between_two_damaged_blocks_are_claimed_where_these_are_taken
     async with lodeq.open(path, clock=clock, inbox=False) as engine:
         await engine.queue("a").enqueue_many([NewTask(n) for n in range(600)])
         await fill_ready(engine)
-        engine._core.shards[0].store.flush()
+        engine._state.shards[0].store.flush()
     rot(path, b"q/mail\0\0r", 0.0)  # the head: nothing before it tells how far apart rows are
     rot(path, b"q/mail\0\0r", 1.0)  # and the last, nothing behind it
     async with lodeq.open(path, clock=clock, inbox=False) as engine:

@@ -311,7 +311,7 @@ async def test_a_claim_waits_for_the_next_death(clock):
         await settle()
         fourth.cancel()
         await settle()
-        assert not engine._core.dead_waiters
+        assert not engine._state.dead_waiters
         last = asyncio.ensure_future(queue.claim(dead=True, wait=600))
         await settle()
     with pytest.raises(lodeq.ClosedError):
@@ -321,7 +321,7 @@ async def test_a_claim_waits_for_the_next_death(clock):
 async def test_a_damaged_one_is_passed_over(clock):
     async with in_memory(clock) as engine:
         queue, (first, _) = await kill(engine, clock, [1, 2])
-        store = engine._core.shards[0].store
+        store = engine._state.shards[0].store
         store.write([(b"t/" + first, b"damaged")])
         assert [one.payload for one in await queue.claim(dead=True, limit=5)] == [2]
         assert (await queue.stats()).dead == 1
@@ -331,7 +331,7 @@ async def test_a_lost_claim_is_of_the_call_that_was_cancelled(clock):
     async with in_memory(clock) as engine:
         queue, _ = await kill(engine, clock, [1, 2])
         call = asyncio.ensure_future(queue.claim(dead=True, limit=2))
-        await until(lambda: engine._core.leases)
+        await until(lambda: engine._state.leases)
         call.cancel()
         await settle()
         if not call.cancelled():
@@ -403,7 +403,7 @@ async def test_after_a_restart(clock, tmp_path, end, exported):
         assert await counts(queue) == ((0, 1, 1) if exported else (0, 0, 2))
         await sound(engine)
         if exported:
-            (again,) = engine._core.leases.values()
+            (again,) = engine._state.leases.values()
             assert (again.reason, again.dead_at) == ("no 1", before[0].finished_at)
             await again.heartbeat(200)
             await clock.advance(100)

@@ -35,7 +35,7 @@ def opened(path: Path, clock: StillClock | None = None, **options: Any) -> Any:
 
 def count_in(engine: lodeq.Engine) -> int:
     """The row's count of old entries, and memory's."""
-    (shard,) = engine._core.shards
+    (shard,) = engine._state.shards
     raw = shard.overlay.get(ks.OLD_GHOSTS)
     assert shard.old_ghosts == (0 if raw is None else small.decode_old_ghosts(raw))
     return shard.old_ghosts
@@ -66,7 +66,7 @@ async def test_two_stores_hash_differently(tmp_path: Path) -> None:
     for name in ("one", "other"):
         async with opened(tmp_path / name) as engine:
             await engine.queue("mail").enqueue(b"x", dedup_key="k")
-            ((key, _),) = engine._core.shards[0].store.scan(ks.GHOST, ks.GHOST_END, 9)
+            ((key, _),) = engine._state.shards[0].store.scan(ks.GHOST, ks.GHOST_END, 9)
             found.add(key)
     assert len(found) == 2
 
@@ -130,7 +130,7 @@ async def test_the_count_survives_a_reopen_and_is_recounted(tmp_path: Path) -> N
     async with opened(path, clock) as engine:
         assert count_in(engine) == 3
         await sound(engine)
-        shard = engine._core.shards[0]
+        shard = engine._state.shards[0]
         shard.store.write([(ks.OLD_GHOSTS, small.encode_old_ghosts(7))])
         (finding,) = (await engine.verify()).findings
         assert "says 7 dedup keys of format 1, there are 3" in finding.detail
@@ -168,7 +168,7 @@ async def test_a_dead_letter_of_format_1_is_redriven(tmp_path: Path) -> None:
         taken = await mail.enqueue(b"instead", dedup_key="dead")
         assert not taken.duplicate
         assert await mail.redrive([ids["dead"]]) == 1
-        raw = engine._core.shards[0].overlay.get(ks.TASK + ids["dead"])
+        raw = engine._state.shards[0].overlay.get(ks.TASK + ids["dead"])
         assert decode_task(raw).ghost == NO_GHOST
         await sound(engine)
         assert (await engine.cancel(ids["dead"])) is True
@@ -226,7 +226,7 @@ async def test_what_is_staged_is_staged_for_this_store(tmp_path: Path) -> None:
         lodeq.Stage(path, "early", clock=clock)
     async with opened(path, clock) as engine:
         publish(path, [lodeq.NewTask(b"l", dedup_key="k")], "mine", clock=clock)
-        for shard in engine._core.shards:
+        for shard in engine._state.shards:
             shard.secret = bytes(32)
         (job,) = (await engine.ingest()).jobs
         assert job.state == "refused"
@@ -259,10 +259,10 @@ async def test_a_reshard_brings_secret_and_count_along(tmp_path: Path) -> None:
         reshard(path, 2)
     async with opened(path, clock) as engine:
         new = (await engine.queue("mail").enqueue(b"x", dedup_key="new")).id
-        before = engine._core.shards[0].secret
+        before = engine._state.shards[0].secret
     reshard(path, 3)
     async with opened(path, clock) as engine:
-        shards = engine._core.shards
+        shards = engine._state.shards
         assert [shard.secret for shard in shards] == [before] * 3
         assert sum(shard.old_ghosts for shard in shards) == 4
         mail = engine.queue("mail")
@@ -279,7 +279,7 @@ async def test_a_checkpoint_and_a_snapshot_bring_the_secret_along(tmp_path: Path
         taken = await engine.snapshot()
         with open_shard(taken.path, 0) as reader:
             secret = small.decode_secret(reader.get(ks.SECRET))
-        assert secret == engine._core.shards[0].secret
+        assert secret == engine._state.shards[0].secret
     lodeq.restore(tmp_path / "copy", tmp_path / "back")
     async with opened(tmp_path / "back") as engine:
         again = await engine.queue("mail").enqueue(b"x", dedup_key="k")
@@ -288,7 +288,7 @@ async def test_a_checkpoint_and_a_snapshot_bring_the_secret_along(tmp_path: Path
             tmp_path / "back",
             [lodeq.NewTask(b"l", dedup_key="k")],
             on_conflict="skip",
-            clock=engine._core.clock,
+            clock=engine._state.clock,
         )
         (job,) = (await engine.ingest()).jobs
         assert (job.state, job.tasks, job.skipped) == ("done", 0, 1), job.reason
@@ -299,8 +299,8 @@ async def test_the_secret_is_shown_nowhere(tmp_path: Path, caplog: Any) -> None:
     path = tmp_path / "s"
     async with opened(path, shards=2) as engine:
         publish(path, [lodeq.NewTask(b"l", dedup_key="k")])
-        secret = engine._core.shards[0].secret
-        assert {shard.secret for shard in engine._core.shards} == {secret}
+        secret = engine._state.shards[0].secret
+        assert {shard.secret for shard in engine._state.shards} == {secret}
         held = read_secrets(str(path), engine._runtime.opened.store_id)
         assert held.of_shards == (secret, secret)
         assert repr(held) == "<secrets of 2 shards>"

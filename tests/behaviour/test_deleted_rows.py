@@ -19,7 +19,7 @@ from lodeq.testing import open as open_in_memory
 pytestmark = pytest.mark.anyio
 
 STEP = 4  # deleted rows that a part passes over
-PREFIX = ks.bucket_prefix(b"mail", b"")
+PREFIX = ks.shard_queue_prefix(b"mail", b"")
 IDS = [bytes([n >> 8, n & 0xFF]) + bytes(14) for n in range(300)]  # older than any task
 GONE = sorted(
     key
@@ -147,7 +147,7 @@ async def test_what_falls_due_and_what_expires(turns):
         clock.advance(90 * 86_400)
         assert (await mail.stats()).results == 0
         assert (await engine.verify()).ok
-        while not engine._core.shards[0].dedup_filter.is_complete:  # its scan passes them once
+        while not engine._state.shards[0].dedup_filter.is_complete:  # its scan passes them once
             clock.advance(1)
         empty = turns.empty = 0
         clock.advance(10)
@@ -156,23 +156,23 @@ async def test_what_falls_due_and_what_expires(turns):
 
 async def test_the_next_expiry_is_looked_for_in_parts(turns, monkeypatch):
     async with filled(turns) as (engine, _, clock):
-        core, shard = engine._core, engine._core.shards[0]
+        state, shard = engine._state, engine._state.shards[0]
         clock.advance(1)
         shard.expiry_head = ks.EXPIRY
-        soonest = next_expiry_ms(core, shard)
+        soonest = next_expiry_ms(state, shard)
         assert soonest > clock.wall_us() // 1000
         shard.expiry_head = ks.EXPIRY
         monkeypatch.setattr(
             turns_module.Turns, "is_over", True
         )  # as if each part took a turn's time
-        looks = [next_expiry_ms(core, shard)]
+        looks = [next_expiry_ms(state, shard)]
         while looks[-1] != soonest:
             assert looks[-1] <= clock.wall_us() // 1000  # due, so that the reaper goes on
             turns.empty = 0
-            looks.append(next_expiry_ms(core, shard))
+            looks.append(next_expiry_ms(state, shard))
             assert turns.empty <= 1
         assert len(looks) > 60
-        assert next_expiry_ms(core, shard) == soonest  # and not from the start
+        assert next_expiry_ms(state, shard) == soonest  # and not from the start
 
 
 async def test_a_replica_that_loses_leadership_lets_others_in(turns, monkeypatch):
@@ -190,9 +190,9 @@ async def test_a_replica_that_loses_leadership_lets_others_in(turns, monkeypatch
         cluster.nodes["a"].replica.follow(0)
         counted = []
         while not counted or counted[-1] < 40:
-            lanes = a._core.topics[b"jobs"].lanes.values()
-            counted.append(sum(lane.ready for lane in lanes))
-            assert a._core.find_lane(b"mail", b"").is_paused
+            tenant_queues = a._state.queue_states[b"jobs"].tenant_queues.values()
+            counted.append(sum(tenant_queue.ready for tenant_queue in tenant_queues))
+            assert a._state.find_tenant_queue(b"mail", b"").is_paused
             await asyncio.sleep(0)
         assert len(set(counted)) >= 10  # not all of them in one go
         watch.cancel()
@@ -211,12 +211,12 @@ async def test_a_replica_that_gains_leadership_lets_others_in(turns, monkeypatch
         await asyncio.gather(*(t for t in asyncio.all_tasks() if t.get_name() == "lodeq-counts"))
         turns.empty = turns.most = turns.total = 0
         watch = asyncio.create_task(turns.watch())
-        shard = b._core.shards[0]
+        shard = b._state.shards[0]
         elected = asyncio.create_task(cluster.elect("b"))
         while not elected.done():
             await asyncio.sleep(0)
-            if not shard.co.takes_writes:  # other shards may be served meanwhile
-                assert b._core.find_lane(b"mail", b"").is_paused
+            if not shard.coalescer.takes_writes:  # other shards may be served meanwhile
+                assert b._state.find_tenant_queue(b"mail", b"").is_paused
         await elected
         assert turns.total > 250  # counters, pauses, leases, delayed, ready and expiry rows
         assert turns.most <= 1
@@ -226,17 +226,17 @@ async def test_a_replica_that_gains_leadership_lets_others_in(turns, monkeypatch
         watch.cancel()
 
 
-async def test_many_lanes_are_loaded_in_turns(monkeypatch):
+async def test_many_tenant_queues_are_loaded_in_turns(monkeypatch):
     clock = ManualClock()
     async with open_in_memory(clock=clock) as engine:
-        core = engine._core
+        state = engine._state
         for n in range(100):
             await engine.queue(f"q{n}").enqueue(b"", delay=n % 2)
         scans, inner = [], MemoryView.scan_part
         monkeypatch.setattr(MemoryView, "scan_part", lambda *how: scans.append(how) or inner(*how))
-        for n, _ in enumerate(deadline_slices(core, core.shards[0])):
+        for n, _ in enumerate(deadline_slices(state, state.shards[0])):
             assert len(scans) <= 2 * (n + 1)
-        assert len(scans) == 103  # one a lane; joins, their outbox, and the expiry rows
+        assert len(scans) == 103  # one a tenant queue; joins, their outbox, and the expiry rows
 
 
 async def test_queues_and_stats(turns):

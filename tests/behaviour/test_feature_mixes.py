@@ -17,7 +17,7 @@ DAY = 86_400.0
 
 def rows_of(engine, prefix):
     upper = prefix[:-1] + bytes((prefix[-1] + 1,))
-    return [row for s in engine._core.shards for row in s.store.scan(prefix, upper, 1 << 20)]
+    return [row for s in engine._state.shards for row in s.store.scan(prefix, upper, 1 << 20)]
 
 
 async def is_sound(engine):
@@ -244,13 +244,13 @@ async def test_a_workflow_whose_callback_a_hole_has_taken_is_over_and_forgotten(
         flow = await engine.workflow(NewTask(b"join", "joins"), key="k")
         await flow.add([NewTask(b"p", "parts")])
         await flow.seal()
-        core, shard = engine._core, engine._core.shards[0]
-        location = task_location(core, shard, flow.callback)
-        group = shard.co.begin()
+        state, shard = engine._state, engine._state.shards[0]
+        location = task_location(state, shard, flow.callback)
+        group = shard.coalescer.begin()
         with group:
-            leave(core, group, location)
+            leave(state, group, location)
             group.ops.append((TASK + flow.callback, None))
-        await shard.co.wait(group)
+        await shard.coalescer.wait(group)
         (lease,) = await engine.queue("parts").claim()
         await lease.complete()
         assert (await flow.info()).state == "over"
@@ -273,7 +273,7 @@ async def test_a_limit_that_is_taken_back_notes_many_tenants_in_several_turns(cl
         assert len(await jobs.claim(limit=2)) == 1
         waits = asyncio.ensure_future(jobs.claim(limit=1, wait=60))
         await asyncio.sleep(0)
-        polls = engine._core.waiters
+        polls = engine._state.waiters
         noted, most = [], 0
         real = type(polls).note
         monkeypatch.setattr(

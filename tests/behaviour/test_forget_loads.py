@@ -22,7 +22,7 @@ def remembered(engine: lodeq.Engine) -> set[bytes]:
     """The jobs of which any shard has a row."""
     return {
         key.removeprefix(INGESTED)
-        for shard in engine._core.shards
+        for shard in engine._state.shards
         for key, _ in shard.store.scan(INGESTED, prefix_end(INGESTED), 1000)
     }
 

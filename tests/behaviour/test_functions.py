@@ -61,10 +61,10 @@ def test_a_reader_beside_the_store_sees_them(tmp_path):
 async def test_a_damaged_row_is_passed_over_and_shown_by_verify() -> None:
     async with in_memory(shards=1) as engine:
         await engine.publish_functions([SEND, PublishedFunction("mail", "tick")])
-        shard = runtime_of(engine).core.shards[0]
-        group = shard.co.begin()
+        shard = runtime_of(engine).state.shards[0]
+        group = shard.coalescer.begin()
         group.ops.append((function_key(b"mail", b"send"), b"junk"))
-        await shard.co.wait(group)
+        await shard.coalescer.wait(group)
         assert names(await engine.functions()) == ["tick"]
         with pytest.raises(lodeq.UsageError, match="no function 'send'"):
             await engine.enqueue_function("mail", "send", {"to": "a"})

@@ -16,7 +16,9 @@ DAY = 86_400.0
 
 
 def rows(engine, lower=RESULT, upper=RESULT_END):
-    return [row for shard in engine._core.shards for row in shard.store.scan(lower, upper, 1 << 20)]
+    return [
+        row for shard in engine._state.shards for row in shard.store.scan(lower, upper, 1 << 20)
+    ]
 
 
 def kinds(engine):
@@ -281,7 +283,7 @@ async def test_a_damaged_row_does_not_hold_up_the_trim(clock):
         await engine.configure("mail", history_rows=3)
         queue = engine.queue("mail", retention=1)
         first = await run(queue)
-        engine._core.shards[0].store.write([(RESULT + first, b"damage")])
+        engine._state.shards[0].store.write([(RESULT + first, b"damage")])
         for _ in range(8):
             await run(queue)
             await passes(clock, 2)
@@ -294,7 +296,7 @@ async def test_a_damaged_value_is_dropped_with_its_row(clock):
     async with lodeq.testing.open(clock=clock) as engine:
         queue = engine.queue("mail", retention=1)
         task = await run(queue, b"value")
-        engine._core.shards[0].store.write([(RESULT + task, b"damage")])
+        engine._state.shards[0].store.write([(RESULT + task, b"damage")])
         await passes(clock, 3)
         assert rows(engine) == []
         assert (await engine.stats()).results == 0

@@ -267,7 +267,7 @@ async def test_a_hosted_shard_has_what_its_log_has(halves, clock):
     assert (stats.ready, stats.leased, stats.dead) == (3, 1, 1)
     assert stats.results == (await a.stats()).results
     assert (await b.result(first.task_id)).value == {"ok": True}
-    stores = [dict(engine._core.shards[1].store.scan(b"", b"\xff", 1 << 20)) for engine in (a, b)]
+    stores = [dict(engine._state.shards[1].store.scan(b"", b"\xff", 1 << 20)) for engine in (a, b)]
     for rows in stores:
         del rows[b"m/stamp"]
     assert stores[0] == stores[1]
@@ -325,7 +325,7 @@ async def test_everybody_who_waits_for_a_shard_that_goes_is_answered(clock):
         for call in (lease.complete(), mail.enqueue(b"5")):
             with pytest.raises(NotLeaderError):
                 await call
-        assert not a._core.leases
+        assert not a._state.leases
 
 
 async def test_a_shard_that_fails_or_stalls_can_be_let_go_and_come_back(halves):
@@ -333,14 +333,14 @@ async def test_a_shard_that_fails_or_stalls_can_be_let_go_and_come_back(halves):
     node, mail = cluster.nodes["a"], a.queue("mail")
     key, stalled = keys_of(1, 2)
     await mail.enqueue(b"1", dedup_key=key)
-    a._core.shards[1].co.fail(OSError("the disk failed"))
+    a._state.shards[1].coalescer.fail(OSError("the disk failed"))
     assert not (await a.health()).ok
     await node.unhost(1)
     assert (await a.health()).ok
     await node.host(1)
     await cluster.elect("a", 1)
     assert (await mail.enqueue(b"1", dedup_key=key)).duplicate
-    store = a._core.shards[1].store
+    store = a._state.shards[1].store
 
     class Stalled(type(store)):
         __slots__ = ()
@@ -364,10 +364,14 @@ async def test_a_walk_that_began_before_ends_with_an_answer(halves, clock):
     cluster, a, _ = halves
     mail = a.queue("mail")
     await mail.enqueue_many([lodeq.NewTask(b"x" * 100, dedup_key=key) for key in keys_of(1, 300)])
-    shard = a._core.shards[1]
+    shard = a._state.shards[1]
     view = shard.store.snapshot()
     await cluster.nodes["a"].unhost(1)
-    for read in (lambda: view.get(b"k"), lambda: shard.store.get(b"k"), lambda: shard.co.begin()):
+    for read in (
+        lambda: view.get(b"k"),
+        lambda: shard.store.get(b"k"),
+        lambda: shard.coalescer.begin(),
+    ):
         with pytest.raises(NotLeaderError, match="shard 1"):
             read()
     assert (await a.verify()).ok
@@ -385,7 +389,7 @@ async def test_a_search_goes_on_when_a_shard_has_gone(halves, clock, monkeypatch
     leased = lodeq.TaskFilter(state="leased")
     page = await a.find(leased, limit=2)
     assert len(page.tasks) == 2
-    assert a._core.leased_runs
+    assert a._state.leased_runs
     await cluster.nodes["a"].unhost(2)
     rest = await a.find(leased, limit=100, cursor=page.cursor)
     assert len(rest.tasks) == 4
@@ -502,7 +506,7 @@ async def test_a_replica_that_begins_without_a_shard_keeps_payloads_as_any(tmp_p
         [lease] = await a.queue("mail").claim()
         assert lease.payload == large
         await lease.complete()
-        files = view_of(b)._core.shards[0].bodies.files
+        files = view_of(b)._state.shards[0].bodies.files
         assert len(files.files()) == 1
         files.seal()
         for _ in range(5000):  # body GC looks once a second, and syncs before it removes
@@ -775,7 +779,7 @@ async def test_a_purge_of_shards_that_are_led_elsewhere_is_refused_as_a_whole(ha
     row = bytes(receipt.id) + (clock.wall_us() // 1000).to_bytes(8, "big")
     plan = {(shard_of(receipt.id, SHARDS), "results"): [row], (2, "results"): [row]}
     with pytest.raises(NotLeaderError, match="shard 2"):
-        await purge_parts(a._core, store_id, (store_id, SHARDS), plan)
+        await purge_parts(a._state, store_id, (store_id, SHARDS), plan)
     assert (await mail.stats()).results == 1
     del plan[2, "results"]
-    assert await purge_parts(a._core, store_id, (store_id, SHARDS), plan) == PurgeReport(1)
+    assert await purge_parts(a._state, store_id, (store_id, SHARDS), plan) == PurgeReport(1)

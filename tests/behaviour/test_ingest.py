@@ -157,7 +157,7 @@ async def test_unkeyed_tasks_are_spread(tmp_path: Path) -> None:
     path = tmp_path / "s"
     await create(path, 4)
     publish(path, [NewTask(n) for n in range(8 * SIDE_BY_SIDE)])
-    rows = [one.ready_rows for one in manifest_of(path).buckets]
+    rows = [one.ready_rows for one in manifest_of(path).shard_queues]
     assert rows == [2 * SIDE_BY_SIDE] * 4
 
 
@@ -184,9 +184,9 @@ async def test_tasks_without_options_have_the_rows_of_any_others(tmp_path: Path)
         async with opened(tmp_path / name, clock=ManualClock()) as engine:
             await engine.ingest()
             await whole(engine, 1000)
-            stores = [shard.store for shard in engine._core.shards]
+            stores = [shard.store for shard in engine._state.shards]
             rows = [store.scan(b"q", b"u", 10_000) for store in stores]
-        made.append((ids, rows, manifest.buckets, manifest.seq_max))
+        made.append((ids, rows, manifest.shard_queues, manifest.seq_max))
     assert made[0] == made[1]
 
 
@@ -331,7 +331,7 @@ async def test_who_takes_a_key_after_the_decision_keeps_it(
         assert job == lodeq.IngestedJob("j", "done", 4, skipped=1)
         await whole(engine, 5)
         assert (await mail.enqueue("", dedup_key="k3")).id == late[0].id
-        assert all(shard.co.watch is None for shard in engine._core.shards)
+        assert all(shard.coalescer.watch is None for shard in engine._state.shards)
 
 
 @on_loop
@@ -453,7 +453,7 @@ async def test_who_takes_no_loads_says_so(tmp_path: Path) -> None:
             await engine.ingest("nothing")
         with pytest.raises(lodeq.UsageError, match="job"):
             await engine.ingest("../lock")
-        engine._core.is_disk_low = True
+        engine._state.is_disk_low = True
         with pytest.raises(lodeq.StorageFullError):
             await engine.ingest()
 
@@ -636,8 +636,8 @@ async def test_a_manifest_that_counts_wrong_is_set_right(tmp_path: Path) -> None
     path = tmp_path / "s"
     async with opened(path, shards=1) as engine:
         publish(path, [NewTask(n, delay=60 * (n == 3)) for n in range(10)])
-        (one,) = manifest_of(path).buckets
-        rewrite(path, buckets=(one._replace(ready=((5, 7, one.ready[0][2]),)),))
+        (one,) = manifest_of(path).shard_queues
+        rewrite(path, shard_queues=(one._replace(ready=((5, 7, one.ready[0][2]),)),))
         assert (await engine.ingest()).jobs[0].state == "done"
         assert "+2 ready" in (await engine.stats()).anomalies[0]
         assert (await engine.verify()).ok
@@ -685,7 +685,7 @@ async def test_dedup_keys_that_cannot_be_read_let_their_load_wait_and_say_why(
         await engine.queue("mail").enqueue("held", dedup_key="k3", dedup_window=3600)
         publish(path, [NewTask(n, dedup_key=f"k{n}") for n in range(10)], on_conflict="skip")
         publish(path, [NewTask("free")], job="k")
-        engine._core.shards[0].old_ghosts = int(has_old)
+        engine._state.shards[0].old_ghosts = int(has_old)
         monkeypatch.setattr(RocksStore, "multi_get", damaged)
         with pytest.raises(
             lodeq.CorruptionError,
@@ -698,7 +698,7 @@ async def test_dedup_keys_that_cannot_be_read_let_their_load_wait_and_say_why(
         assert "waits in the inbox: " in reason
         assert "dedup keys of load 'j'" in reason
         monkeypatch.undo()
-        engine._core.shards[0].old_ghosts = 0
+        engine._state.shards[0].old_ghosts = 0
         job = (await engine.ingest()).jobs[0]
         assert (job.state, job.tasks, job.skipped) == ("done", 9, 1)
         assert (await engine.health()).ok

@@ -212,11 +212,11 @@ async def test_those_who_give_way_wait_their_turn(tmp_path: Path, monkeypatch: A
     async with opened(path, shards=1, submit_queue_max=6) as engine:
         await engine.queue("mail").enqueue_many(tasks)
         publish(path, tasks, on_conflict="replace")
-        (shard,) = engine._core.shards
-        with writes_paused(shard.co):  # as where the store is stalled
+        (shard,) = engine._state.shards
+        with writes_paused(shard.coalescer):  # as where the store is stalled
             loading = asyncio.ensure_future(engine.ingest())
-            await until(lambda: shard.co.waiting >= 6, 10**6)
+            await until(lambda: shard.coalescer.waiting >= 6, 10**6)
             await settle(50)
-            assert shard.co.waiting <= 7
+            assert shard.coalescer.waiting <= 7
         assert (await loading).jobs[0].replaced == 40
         await whole(engine, 40)

@@ -170,7 +170,7 @@ async def test_the_files_of_a_load_under_another_name_bring_nothing_twice(tmp_pa
         publish(path, [NewTask("x")], "again", on_conflict="skip")
         for file in other.iterdir():
             (path / "inbox" / "staged" / "again" / file.name).write_bytes(file.read_bytes())
-        rewrite(path, "again", files=manifest.files, buckets=manifest.buckets)
+        rewrite(path, "again", files=manifest.files, shard_queues=manifest.shard_queues)
         (job,) = (await engine.ingest()).jobs
         assert (job.state, job.tasks, job.skipped) == ("done", 0, 5)
         await whole(engine, 5)
@@ -232,7 +232,7 @@ async def test_a_task_that_ends_meanwhile_stays_ended(tmp_path: Path, monkeypatc
         assert task is not None
         assert task.state == "completed"
         await whole(engine, 0)
-        assert all(shard.co.watch is None for shard in engine._core.shards)
+        assert all(shard.coalescer.watch is None for shard in engine._state.shards)
 
 
 class StopError(Exception):

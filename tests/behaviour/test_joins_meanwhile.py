@@ -24,14 +24,14 @@ def key_of(engine, shard):
     """A shard key that leads to a shard."""
     keys = (f"k{n}" for n in range(99))
     return next(
-        one for one in keys if engine._core.shard_of_slot(slot_of(one.encode())).index == shard
+        one for one in keys if engine._state.shard_of_slot(slot_of(one.encode())).index == shard
     )
 
 
 async def settled(flows):
     """All that joins have left to do, each step committed before the next."""
     for groups in flows.slices():
-        for future in [shard.co.wait(group) for shard, group in groups.items()]:
+        for future in [shard.coalescer.wait(group) for shard, group in groups.items()]:
             await future
         yield
 
@@ -46,7 +46,7 @@ async def test_a_dependency_that_ends_once_more_meanwhile_is_committed_first(hom
         ]
         (dying,) = await engine.queue("p0").claim()
         (ending,) = await engine.queue("p1").claim()
-        one, other = (engine._core.shards[home].co for home in homes)
+        one, other = (engine._state.shards[home].coalescer for home in homes)
         pauses = [one.pause_writes(), other.pause_writes()]
         buried = asyncio.ensure_future(dying.bury("no"))
         ended = asyncio.ensure_future(ending.complete())
@@ -106,7 +106,7 @@ async def test_a_workflow_that_is_redriven_while_joins_ask_is_not_let_go():
         for queue in ("members", "tops"):
             (lease,) = await engine.queue(queue).claim()
             await lease.bury("no")
-        (shard,), flows = engine._core.shards, engine._core.flows
+        (shard,), flows = engine._state.shards, engine._state.flows
         keys = [key for key, _ in shard.store.scan(JOIN, JOIN_END, 9)]
         assert keys[-1] == JOIN + flow.id
         flows.ask_again(shard)
@@ -124,7 +124,7 @@ async def test_joins_that_ask_once_more_meanwhile_do_so():
         source = (await engine.queue("parts").enqueue(b"p")).id
         for _ in range(3):
             await engine.enqueue_after(NewTask(b"x", "other"), [source])
-        (shard,), flows = engine._core.shards, engine._core.flows
+        (shard,), flows = engine._state.shards, engine._state.flows
         flows.ask_again(shard)
         steps = settled(flows)
         await anext(steps)
@@ -151,18 +151,18 @@ async def test_a_join_that_cannot_ask_holds_up_no_other(monkeypatch):
         ]
         ends = joins.end_of
 
-        def damaged(core, shard, task_id):
+        def damaged(state, shard, task_id):
             if task_id == sources[0]:
                 raise CorruptionError("row lies in a damaged block")
-            return ends(core, shard, task_id)
+            return ends(state, shard, task_id)
 
         monkeypatch.setattr(joins, "end_of", damaged)
-        for shard in engine._core.shards:
-            engine._core.flows.ask_again(shard)
+        for shard in engine._state.shards:
+            engine._state.flows.ask_again(shard)
         for lease in await parts.claim(limit=2):
             await lease.complete()
         for _ in range(2):
-            async for _ in settled(engine._core.flows):
+            async for _ in settled(engine._state.flows):
                 pass
         assert [(await engine.get(one)).state for one in waits] == ["ready"] * 4
         said = (await engine.stats()).anomalies
@@ -176,12 +176,12 @@ async def test_joins_that_have_nothing_to_count_write_nothing():
         waits = [await engine.enqueue_after(NewTask(b"x", "tops"), [source]) for _ in range(9)]
         for one in waits[:8]:
             assert await engine.cancel(one)
-        (shard,), flows = engine._core.shards, engine._core.flows
-        before = shard.co.stats.commits
+        (shard,), flows = engine._state.shards, engine._state.flows
+        before = shard.coalescer.stats.commits
         flows.ask_again(shard)
         async for _ in settled(flows):
             pass
-        assert shard.co.stats.commits == before
+        assert shard.coalescer.stats.commits == before
 
 
 async def test_ends_that_come_while_a_pass_is_under_way_are_not_left_for_later():
@@ -190,7 +190,7 @@ async def test_ends_that_come_while_a_pass_is_under_way_are_not_left_for_later()
         task = NewTask(b"x", "tops", shard_key=key_of(engine, 0))
         await engine.enqueue_after(task, [source])
         (lease,) = await engine.queue("parts").claim()
-        reaper, clock = Reaper(engine._core), engine._core.clock
+        reaper, clock = Reaper(engine._state), engine._state.clock
         await reaper.step()
         await lease.complete()  # it is not asleep: nobody wakes it
         assert await asyncio.wait_for(reaper._sleep(), 0.5) <= clock.mono()
@@ -201,7 +201,7 @@ async def test_ends_that_come_while_a_pass_is_under_way_are_not_left_for_later()
 async def test_a_steady_stream_of_ends_does_not_keep_the_reaper():
     """Each step of the pass meets another end that is to be counted on another shard."""
     async with lodeq.testing.open(shards=4, reaper=False) as engine:
-        parts, flows = engine.queue("parts"), engine._core.flows
+        parts, flows = engine.queue("parts"), engine._state.flows
         task = NewTask(b"x", "tops", shard_key=key_of(engine, 0))
 
         async def end_one():

@@ -66,14 +66,14 @@ async def reaped(*engines, passes=4):
     """Do what reapers do for workflows."""
     for _ in range(passes):
         for engine in engines:
-            for groups in engine._core.flows.slices():
-                for one in [shard.co.wait(g) for shard, g in groups.items() if g.ops]:
+            for groups in engine._state.flows.slices():
+                for one in [shard.coalescer.wait(g) for shard, g in groups.items() if g.ops]:
                     await one
         await settle()
 
 
 def outbox(engine):
-    shards = engine._core.hosted
+    shards = engine._state.hosted
     return [key for one in shards for key, _ in one.store.scan(b"u/", b"u0", 1 << 20)]
 
 
@@ -197,13 +197,13 @@ async def test_what_waits_for_a_leader_that_is_gone_is_passed_over_in_slices(
         cluster.nodes["a"].cut()
         await cluster.elect("c", 0)
         teller = c
-    flows = teller._core.flows
+    flows = teller._state.flows
     steps = 0
     for groups in flows.slices():
         assert not groups
         steps += 1
     assert steps >= 6
-    assert len(flows.asks_elsewhere.get(teller._core.shards[1], ())) == (0 if has_ended else 12)
+    assert len(flows.asks_elsewhere.get(teller._state.shards[1], ())) == (0 if has_ended else 12)
     calls.gone = set() if has_ended else {"a"}
     await complete_all(b)
     await reaped(teller, b, passes=20)
@@ -263,7 +263,7 @@ async def test_an_end_that_meets_no_task_yet_is_told_again(trio, clock, monkeypa
     """Its edge is there before the task that waits is; where that never comes, it is given up."""
     _, _, a, b, _ = trio
     ids = await sources(a, b)
-    real = a._core.flows.attach_elsewhere
+    real = a._state.flows.attach_elsewhere
 
     async def slowly(*args):
         found = await real(*args)
@@ -272,7 +272,7 @@ async def test_an_end_that_meets_no_task_yet_is_told_again(trio, clock, monkeypa
         assert outbox(b)
         return found
 
-    monkeypatch.setattr(a._core.flows, "attach_elsewhere", slowly)
+    monkeypatch.setattr(a._state.flows, "attach_elsewhere", slowly)
     waits = await a.enqueue_after(NewTask(b"late", "joins"), ids)
     await complete_all(a)
     await reaped(a, b)
@@ -284,7 +284,7 @@ async def test_an_end_that_meets_no_task_yet_is_told_again(trio, clock, monkeypa
         raise lodeq.NotLeaderError("the leader is killed here")
 
     ids = await sources(a, b)
-    monkeypatch.setattr(a._core.flows, "attach_elsewhere", never)
+    monkeypatch.setattr(a._state.flows, "attach_elsewhere", never)
     with pytest.raises(lodeq.NotLeaderError):
         await a.enqueue_after(NewTask(b"late", "joins"), ids)
     assert outbox(b)
@@ -399,8 +399,8 @@ async def test_results_for_a_join_that_is_not_here_are_kept_for_some_days(apart,
     done, dead = await b.queue("parts").claim(limit=2)
     await done.complete(b"v")
     await dead.bury("no")
-    joins = b._core.flows
-    places = [(b._core.shard_of(one.task_id), one.task_id) for one in (done, dead)]
+    joins = b._state.flows
+    places = [(b._state.shard_of(one.task_id), one.task_id) for one in (done, dead)]
     for is_kept in (True, False):
         assert [joins.pins(*place) for place in places] == [is_kept, is_kept]
         assert joins.awaits(*places[1]) is is_kept
@@ -436,7 +436,9 @@ async def test_random_leaders(trio, clock, seed):
     parts, ended, waiting, ran = [], set(), {}, []
 
     def leading():
-        return [one for one in engines if any(not s.co.is_following for s in one._core.shards)]
+        return [
+            one for one in engines if any(not s.coalescer.is_following for s in one._state.shards)
+        ]
 
     async def step():
         engine = draw.choice(leading())
@@ -445,7 +447,7 @@ async def test_random_leaders(trio, clock, seed):
             parts.append((await engine.queue("parts").enqueue(b"p")).id)
         elif kind == "wait" and parts:
             after = draw.sample(parts, min(len(parts), draw.randint(1, 4)))
-            home = engine._core.shard_of(after[0])
+            home = engine._state.shard_of(after[0])
             leader = calls.engines[cluster.leaders[home.index]]
             try:
                 waiting[await leader.enqueue_after(NewTask(b"w", "joins"), after)] = after
@@ -505,7 +507,7 @@ async def test_a_task_whose_dependencies_take_too_long_is_refused(clock):
             view_of(engine).reach_leaders(calls)
         for name, shard in (("a", 0), ("a", 2), ("b", 1)):
             await cluster.elect(name, shard)
-        keys = {a._core.shard_of_slot(slot_of(b"%d" % n)).index: f"{n}" for n in range(99)}
+        keys = {a._state.shard_of_slot(slot_of(b"%d" % n)).index: f"{n}" for n in range(99)}
         own = (await a.queue("own").enqueue(b"p", shard_key=keys[2])).id
         far = (await b.queue("parts").enqueue(b"p", shard_key=keys[1])).id
         (lease,) = await a.queue("own").claim()

@@ -44,7 +44,7 @@ def pump_of(engine: lodeq.Engine) -> EventPublisher:
 
 
 def rows(engine: lodeq.Engine) -> int:
-    return sum(len(shard.store.scan(EVENTS, EVENTS_END, 100_000)) for shard in engine._core.shards)
+    return sum(len(shard.store.scan(EVENTS, EVENTS_END, 100_000)) for shard in engine._state.shards)
 
 
 async def told(
@@ -337,7 +337,7 @@ async def test_what_memory_does_not_hold_is_read_from_the_store(
         pump = pump_of(engine)
         while await pump.step():
             pass
-        tail = engine._core.shards[0].co.events
+        tail = engine._state.shards[0].coalescer.events
         assert tail is not None
         tail.held_bytes_max = 200
         ids = []
@@ -358,7 +358,7 @@ async def test_what_memory_does_not_hold_is_read_from_the_store(
 @on_loop
 async def test_a_damaged_row_is_reported_and_holds_nothing_up(tmp_path: Path) -> None:
     async with opened(tmp_path, journal=None) as engine:
-        (shard,) = engine._core.shards
+        (shard,) = engine._state.shards
         shard.store.write([(events_key(1), b"damaged")])
         assert [one.kind for one in (await engine.verify()).findings] == ["damaged"]
     async with opened(tmp_path) as engine:
@@ -389,7 +389,7 @@ async def test_a_poisoned_shard_tells_no_more(
     async with opened(tmp_path) as engine:
         await engine.queue("mail").enqueue(b"x")
         await engine.fsync()
-        engine._core.shards[0].co.fail(OSError("disk"))
+        engine._state.shards[0].coalescer.fail(OSError("disk"))
         assert not await pump_of(engine).step()
         assert not pump_of(engine).is_behind
     async with opened(tmp_path):

@@ -50,14 +50,14 @@ KINDS = {
 
 def listen(engine: lodeq.Engine) -> None:
     """From here on the shards leave rows, as with a journal."""
-    for shard in engine._core.shards:
-        shard.co.events = EventBuffer(shard.index)
+    for shard in engine._state.shards:
+        shard.coalescer.events = EventBuffer(shard.index)
 
 
 def told(engine: lodeq.Engine) -> list[Event]:
     """All that the rows of an engine say, each compared with its key."""
     out: list[Event] = []
-    for shard in engine._core.shards:
+    for shard in engine._state.shards:
         for key, value in shard.store.scan(EVENTS, EVENTS_END, 10_000):
             for event in events(value):
                 assert isinstance(event, Event)
@@ -240,7 +240,7 @@ async def test_a_purge_of_what_cannot_be_read_is_told() -> None:
         listen(engine)
         mail = engine.queue("mail")
         task_id = (await mail.enqueue(b"x", priority=8, delay=60)).id
-        engine._core.shards[0].store.write([(b"t/" + task_id, b"damaged")])
+        engine._state.shards[0].store.write([(b"t/" + task_id, b"damaged")])
         assert await mail.purge() == 1
         last = told(engine)[-1]
         assert (last.kind.name, last.task_id, last.priority) == ("CANCELLED", task_id, 8)

@@ -34,8 +34,11 @@ async def engine(request, clock, anyio_backend):
         yield engine
         assert (await engine.verify()).ok
         assert (await engine.stats()).anomalies == ()
-        for queue, limit in engine._core.queue_limits.by_queue.items():
-            leased = sum(lease.bucket.lane.queue == queue for lease in engine._core.leases.values())
+        for queue, limit in engine._state.queue_limits.by_queue.items():
+            leased = sum(
+                lease.shard_queue.tenant_queue.queue == queue
+                for lease in engine._state.leases.values()
+            )
             assert (limit.live, limit.picked) == (leased, 0)
 
 
@@ -222,11 +225,11 @@ async def test_a_task_that_has_expired_takes_no_place(engine, clock):
     for _ in range(4):
         await mail.enqueue(b"old", ttl=5)
     last = await mail.enqueue(b"new")
-    core = engine._core
+    state = engine._state
     clock._wall_us += 10_000_000  # its reaper has not looked yet
     (lease,) = await mail.claim(limit=8)
     assert lease.task_id == last.id
-    assert core.queue_limits.by_queue[b"mail"].live == 1
+    assert state.queue_limits.by_queue[b"mail"].live == 1
 
 
 async def test_a_pause_and_a_limit_do_not_undo_each_other(engine):

@@ -85,11 +85,11 @@ async def test_a_move_takes_the_share_along(nodes, clock):
     await clock.advance(0.5)
     assert await claimed(engines) == [0, 0, 0]  # its share of the rate counts as used
     live = {
-        name: engine._core.queue_limits.by_queue[b"mail"].live for name, engine in engines.items()
+        name: engine._state.queue_limits.by_queue[b"mail"].live for name, engine in engines.items()
     }
     assert sum(live.values()) == 12  # leases go with their shard
     caps = {
-        name: engine._core.queue_limits.by_queue[b"mail"].concurrency
+        name: engine._state.queue_limits.by_queue[b"mail"].concurrency
         for name, engine in engines.items()
     }
     assert caps == {"a": 2, "b": 6, "c": 4}
@@ -99,4 +99,4 @@ async def test_a_move_takes_the_share_along(nodes, clock):
     assert sum(live.values()) + sum(found) <= 12 + over <= 12 + 2
     for shard in range(SHARDS):
         await cluster.elect("c", shard)
-    assert engines["c"]._core.queue_limits.by_queue[b"mail"].concurrency == 12
+    assert engines["c"]._state.queue_limits.by_queue[b"mail"].concurrency == 12

@@ -166,14 +166,14 @@ async def test_without_one_group_copies_of_the_shards_of_the_others_are_made(clo
         cluster.copies = 1
         a, b = await cluster.open_all("a", "b")
         await cluster.outcome(a.replicator.wishes.remove("b"))
-        core = b.engine._core
-        await cluster.until(lambda: [shard.index for shard in core.hosted] == [0], 60)
+        state = b.engine._state
+        await cluster.until(lambda: [shard.index for shard in state.hosted] == [0], 60)
         cluster.network_2.has_quorum = False
         await cluster.pass_time(1)
         for one in cluster.log.service.placements():
             both = replace(one, copies=("a", "b"))
             assert await cluster.outcome(a.replicator.log.place(both, is_wish=True))
-        await cluster.until(lambda: [shard.index for shard in core.hosted] == [0, 2], 30)
+        await cluster.until(lambda: [shard.index for shard in state.hosted] == [0, 2], 30)
 
 
 @pytest.mark.parametrize("away", [0, 1])

@@ -17,9 +17,9 @@ def events(caplog):
 async def test_the_life_of_an_engine(tmp_path, caplog):
     caplog.set_level(logging.INFO, "lodeq")
     async with lodeq.open(tmp_path / "s", shards=2, block_cache_bytes=8 << 20) as engine:
-        engine._core.anomaly("something does not fit")
+        engine._state.anomaly("something does not fit")
         for _ in range(2):
-            engine._core.shards[1].co.fail(OSError("the disk is gone"))
+            engine._state.shards[1].coalescer.fail(OSError("the disk is gone"))
     told = events(caplog)
     assert [record.event for record in told] == ["opened", "anomaly", "poisoned", "closed"]
     opened, anomaly, poisoned, closed = told
@@ -51,9 +51,9 @@ async def test_in_memory_nothing_is_opened_or_closed(caplog):
 async def test_anomalies_after_the_first_hundred_are_counted_in_bounded_memory(caplog):
     async with lodeq.testing.open() as engine:
         for n in range(100 + 1000):
-            engine._core.anomaly(f"row {n} does not fit")
+            engine._state.anomaly(f"row {n} does not fit")
         health, stats = await engine.health(), await engine.stats()
-        assert len(engine._core.anomalies) == 100
+        assert len(engine._state.anomalies) == 100
     assert len(stats.anomalies) == 101
     assert stats.anomalies[99] == "row 99 does not fit"
     assert stats.anomalies[-1] == "1000 more anomalies, the last: row 1099 does not fit"

@@ -135,7 +135,7 @@ async def test_polls_that_were_cancelled_behind_one_that_waits(tmp_path: Path) -
             await settle(2)
             poll.cancel()
             await settle(2)
-        held = sum(map(len, engine._core.waiters._lines.values()))
+        held = sum(map(len, engine._state.waiters._lines.values()))
         assert held == 1
         waiting.cancel()
 

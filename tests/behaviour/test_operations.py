@@ -186,7 +186,7 @@ async def test_follow_ups_are_enqueued_with_the_result_or_not_at_all(engine):
             NewTask(b"later", delay=60),
         ]
     )
-    shard = engine._core.shard_of(lease.task_id)
+    shard = engine._state.shard_of(lease.task_id)
     same = await queue.peek()
     audit = await engine.queue("audit", tenant="acme").peek()
     zeta = await engine.queue("mail", tenant="zeta").peek()
@@ -199,7 +199,7 @@ async def test_follow_ups_are_enqueued_with_the_result_or_not_at_all(engine):
     assert audit[0].priority == 9
     assert (await queue.stats()).delayed == 1
     for task in (*same, *audit, *zeta):
-        assert engine._core.shard_of(task.id) is shard
+        assert engine._state.shard_of(task.id) is shard
     await lease.complete(then=[NewTask(b"again")])  # repeated: nothing is enqueued twice
     assert (await queue.stats()).ready == 1
 

@@ -15,7 +15,7 @@ JUNK = pytest.mark.parametrize("junk", [b"junk", None], ids=["damaged", "missing
 
 
 def spoil(engine, key, junk):
-    for shard in engine._core.shards:
+    for shard in engine._state.shards:
         if shard.store.get(key) is not None:
             shard.store.write([(key, junk)])
 
@@ -30,7 +30,7 @@ async def counted(engine, queue):
 
 async def buried_damaged(engine, clock, queue, junk, **options):
     """The id of a task whose record was spoiled while it was delayed, met by a claim and buried."""
-    engine._core.held_bytes_max = 0  # records from the store
+    engine._state.held_bytes_max = 0  # records from the store
     task_id = (await queue.enqueue(b"x", delay=1, **options)).id
     spoil(engine, TASK + task_id, junk)
     await clock.advance(2)
@@ -149,7 +149,7 @@ async def test_a_damaged_dead_letter_goes_by_its_row_alone(clock, junk, how):
             await clock.advance(2)
         assert await counted(engine, queue) == (0, 0, 0, 0)
         assert await queue.dead_letters() == []
-        store = engine._core.shards[0].store
+        store = engine._state.shards[0].store
         assert store.get(TASK + task_id) is None
         assert store.get(MOVED + task_id) is None
         assert (await engine.verify()).ok
@@ -223,7 +223,7 @@ async def test_a_redrive_takes_a_key_back_that_a_damaged_dead_letter_left_behind
     async with in_memory(clock) as engine:
         queue = engine.queue("mail")
         first = await dead(queue, b"first", dedup_key="k")
-        engine._core.held_bytes_max = 0  # records from the store
+        engine._state.held_bytes_max = 0  # records from the store
         second = (await queue.enqueue(b"second", delay=1, dedup_key="k")).id
         spoil(engine, TASK + second, b"junk")
         await clock.advance(2)

@@ -191,7 +191,7 @@ async def test_a_wait_on_several_queues_is_woken_by_any(clock):
             await settle()
             await engine.queue(name).enqueue(name)
             assert payloads(await waiting) == [name]
-        assert not engine._core.waiters.by_lane
+        assert not engine._state.waiters.by_tenant_queue
 
 
 async def test_waiting_claims_are_served_first_come_first_served(clock):
@@ -333,7 +333,7 @@ async def test_several_queues_do_not_look_again_at_tenants_that_have_nothing_lef
         while leases := await engine.claim([every, "other"], limit=3):
             got += payloads(leases)
         assert got == list(range(20))
-        assert not engine._core.topics[b"mail"].turns
+        assert not engine._state.queue_states[b"mail"].turns
 
 
 @pytest.mark.parametrize("shards", [1, 3])

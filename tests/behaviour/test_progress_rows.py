@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 def rows(engine):
     return [
         key
-        for shard in engine._core.shards
+        for shard in engine._state.shards
         for key, _ in shard.overlay.scan(PROGRESS, PROGRESS_END, 100)[0]
     ]
 
@@ -32,7 +32,7 @@ async def test_a_row_goes_in_the_batch_that_ends_the_lease(end):
         for n, lease in enumerate(leases, 1):
             await getattr(lease, end)()
             assert len(rows(engine)) == 4 - n
-        assert not engine._core.progress
+        assert not engine._state.progress
 
 
 async def test_exported_leases_keep_it_over_a_restart_and_others_lose_it(tmp_path):
@@ -60,7 +60,7 @@ async def test_a_damaged_row_is_a_finding_and_shows_nothing(tmp_path):
         await lease.progress(0.5, "half")
         await engine.queue("jobs").stats()
         await engine.get(lease.task_id)
-        store = engine._core.shards[0].store
+        store = engine._state.shards[0].store
         (key,) = rows(engine)
         raw = bytearray(store.get(key))
         raw[10] ^= 1

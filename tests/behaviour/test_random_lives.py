@@ -171,7 +171,7 @@ async def finish(world: World) -> None:
     for store in world.rig.stores:
         for family in (b"t/", b"q/", b"s/", b"l/", b"r/", b"g/", b"e/", b"m/c/"):
             assert store.scan(family, family[:-1] + b"0", 9) == [], family
-    assert world.rig.core.held_bytes == 0
+    assert world.rig.state.held_bytes == 0
     await sound(world.rig.engine)
 
 

@@ -14,7 +14,7 @@ from lodeq import Engine, NewTask
 from lodeq.engine.records.keyspace import TASK
 from lodeq.engine.store.memory import MemoryStore
 from lodeq.engine.store.rocks import RocksStore
-from lodeq.repository.background.reaper import forget_idle_lanes
+from lodeq.repository.background.reaper import forget_idle_tenant_queues
 from lodeq.repository.state import engine_state
 
 pytestmark = pytest.mark.anyio
@@ -24,11 +24,11 @@ def held(engine: Engine) -> int:
     """The bytes of all records in ready caches, counted one by one."""
     rows = [
         row
-        for topic in engine._core.topics.values()
-        for lane in topic.lanes.values()
-        for bucket in lane.buckets
-        if bucket is not None
-        for window in bucket.windows
+        for queue_state in engine._state.queue_states.values()
+        for tenant_queue in queue_state.tenant_queues.values()
+        for shard_queue in tenant_queue.shard_queues
+        if shard_queue is not None
+        for window in shard_queue.ready_caches
         if window is not None
         for row in window.rows
     ]
@@ -61,13 +61,13 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def forget_records(engine: Engine) -> None:
     """As after a restart: rows are known by their counters alone."""
-    core = engine._core
-    for topic in core.topics.values():
-        for lane in topic.lanes.values():
-            for b in lane.buckets:
+    state = engine._state
+    for queue_state in state.queue_states.values():
+        for tenant_queue in queue_state.tenant_queues.values():
+            for b in tenant_queue.shard_queues:
                 if b is not None:
                     b.load(b.ready, b.delayed, b.leased, b.dead, b.results)
-    core.held_bytes = 0
+    state.held_bytes = 0
 
 
 async def test_a_drain_by_single_claims_takes_few_reads(
@@ -82,10 +82,10 @@ async def test_a_drain_by_single_claims_takes_few_reads(
             (lease,) = await queue.claim()
             assert lease.payload == n
             await lease.complete()
-            assert engine._core.held_bytes == held(engine)
+            assert engine._state.held_bytes == held(engine)
         assert len(sizes) < 50
         assert sizes[0] < 40, "a claim alone reads a few"
-        assert engine._core.held_bytes == 0
+        assert engine._state.held_bytes == 0
 
 
 @pytest.mark.parametrize("priorities", [(5,), (0, 5, 9)])
@@ -105,30 +105,30 @@ async def test_priorities_and_tenants_read_ahead_as_well(
         while leases := await every.claim():
             taken += len(leases)
             await leases[0].complete()
-            assert engine._core.held_bytes == held(engine)
+            assert engine._state.held_bytes == held(engine)
         assert taken == 450
         assert len(sizes) < 100
 
 
 @pytest.mark.slow
-async def test_what_is_held_is_bounded_over_many_lanes(
+async def test_what_is_held_is_bounded_over_many_tenant_queues(
     clock: StillClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_state, "HELD_BYTES_MAX", 60_000)
     async with in_memory(clock) as engine:
-        lanes = [engine.queue("mail", tenant=f"t{n}") for n in range(60)]
-        for lane in lanes:
-            await lane.enqueue_many([NewTask(bytes(100)) for _ in range(40)])
+        tenant_queues = [engine.queue("mail", tenant=f"t{n}") for n in range(60)]
+        for tenant_queue in tenant_queues:
+            await tenant_queue.enqueue_many([NewTask(bytes(100)) for _ in range(40)])
         forget_records(engine)
         most = 0
         for _ in range(40):
-            for lane in lanes:
-                (lease,) = await lane.claim()
+            for tenant_queue in tenant_queues:
+                (lease,) = await tenant_queue.claim()
                 await lease.complete()
                 most = max(most, held(engine))
-                assert engine._core.held_bytes == held(engine)
+                assert engine._state.held_bytes == held(engine)
         assert 20_000 < most < 60_000 // 3 * 4 + 2000
-        assert len(engine._core.ahead) <= 60
+        assert len(engine._state.ahead) <= 60
 
 
 async def test_cancelled_and_moved_tasks_take_their_records_along(clock: StillClock) -> None:
@@ -137,36 +137,36 @@ async def test_cancelled_and_moved_tasks_take_their_records_along(clock: StillCl
         receipts = await queue.enqueue_many([NewTask(n, dedup_key=f"k{n}") for n in range(60)])
         forget_records(engine)
         await queue.claim()  # reads ahead
-        assert engine._core.held_bytes > 0
+        assert engine._state.held_bytes > 0
         for receipt in receipts[1:10]:
             await engine.cancel(receipt.id)
         await queue.enqueue("new", dedup_key="k11", on_conflict="replace")
-        assert engine._core.held_bytes == held(engine)
+        assert engine._state.held_bytes == held(engine)
         left = [lease.payload for lease in await queue.claim(limit=100)]
         assert left == [10, *range(12, 60), "new"]
-        assert engine._core.held_bytes == held(engine) == 0
+        assert engine._state.held_bytes == held(engine) == 0
 
 
 @pytest.mark.usefixtures("no_history")
-async def test_nothing_is_kept_of_lanes_that_are_dropped(clock: StillClock) -> None:
+async def test_nothing_is_kept_of_tenant_queues_that_are_dropped(clock: StillClock) -> None:
     async with in_memory(clock) as engine:
         queue = engine.queue("mail")
         await queue.enqueue_many([NewTask(n) for n in range(60)])
         forget_records(engine)
         while leases := await queue.claim():
             await leases[0].complete(keep=False)
-        assert len(engine._core.ahead) == 1
-        for _ in forget_idle_lanes(engine._core):
+        assert len(engine._state.ahead) == 1
+        for _ in forget_idle_tenant_queues(engine._state):
             pass
-        assert not engine._core.topics
-        assert not engine._core.ahead
+        assert not engine._state.queue_states
+        assert not engine._state.ahead
 
 
 async def test_damage_ahead_costs_the_damaged_task_alone(clock: StillClock) -> None:
     async with in_memory(clock) as engine:
         queue = engine.queue("mail")
         receipts = await queue.enqueue_many([NewTask(n) for n in range(30)])
-        store = engine._core.shards[0].store
+        store = engine._state.shards[0].store
         key = TASK + receipts[7].id
         record = store.get(key) or b""
         store.write([(key, record[:-1] + bytes([record[-1] ^ 1]))])
@@ -176,7 +176,7 @@ async def test_damage_ahead_costs_the_damaged_task_alone(clock: StillClock) -> N
             got.append(leases[0].payload)
         assert got == [n for n in range(30) if n != 7]
         assert (await queue.stats()).dead == 1
-        assert engine._core.held_bytes == 0
+        assert engine._state.held_bytes == 0
 
 
 @on_loop
@@ -190,7 +190,7 @@ async def test_payloads_in_body_files_come_whole(tmp_path: Path) -> None:
             (lease,) = await queue.claim()
             assert lease.payload == payload
             await lease.complete(b"ok")
-        assert engine._core.held_bytes == held(engine) == 0
+        assert engine._state.held_bytes == held(engine) == 0
 
 
 @on_loop
@@ -208,4 +208,4 @@ async def test_a_burst_is_kept_in_memory_whole(tmp_path: Path, sizes: list[int])
             (lease,) = await queue.claim()
             await lease.complete()
         assert sizes == []
-        assert engine._core.held_bytes == 0
+        assert engine._state.held_bytes == 0

@@ -101,7 +101,7 @@ async def test_while_it_is_written_to(tmp_path):
                 await queue.enqueue("stays", delay=3600)
                 for lease in await queue.claim(limit=40):
                     await lease.complete(keep=False)
-                for shard in engine._core.shards:
+                for shard in engine._state.shards:
                     shard.store.flush()
 
         writing = asyncio.create_task(write())

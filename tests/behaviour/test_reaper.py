@@ -194,7 +194,7 @@ async def test_the_reaper_outlives_a_poisoned_shard():
         rig.stores[0].refusals.append(CommitUnknownError("gone"))
         await rig.clock.advance(11)
         await rig.clock.advance(11)
-        back = [x for x in leases if x.bucket.shard.index == 1]
+        back = [x for x in leases if x.shard_queue.shard.index == 1]
         assert len(await rig.queue.claim(limit=20, lease=10)) == len(back)
         await rig.clock.advance(11)
         assert len(await rig.queue.claim(limit=20, lease=10)) == len(back)
@@ -219,13 +219,13 @@ async def test_a_pass_removes_what_was_too_much_when_it_began(clock):
     """Results that come meanwhile are the next pass's: others are due, too."""
     async with in_memory(clock, limits=Limits(results_max=6400), reaper=False) as engine:
         queue = await full_of_results(engine, clock, 9600)
-        reaper = Reaper(engine._core)
+        reaper = Reaper(engine._state)
         slices = 0
         for _ in reaper._slices():
             slices += 1
             assert slices < 20
             await ended(engine, queue)
-        assert engine._core.shards[0].results == 6400 + 64 * slices
+        assert engine._state.shards[0].results == 6400 + 64 * slices
         await sound(engine)
 
 
@@ -242,7 +242,7 @@ async def test_a_store_at_results_max_looks_for_the_oldest_now_and_then(clock, m
     monkeypatch.setattr(reaper_module, "sweep", sweep)
     async with in_memory(clock, limits=Limits(results_max=64_000), reaper=False) as engine:
         queue = await full_of_results(engine, clock, 64_000)
-        reaper, shard = Reaper(engine._core), engine._core.shards[0]
+        reaper, shard = Reaper(engine._state), engine._state.shards[0]
         for _ in range(100):
             await ended(engine, queue)
             for _ in reaper._slices():
@@ -344,40 +344,42 @@ async def test_a_hint_that_fired_too_early_is_filed_again(clock):
             await clock.advance(20)
         assert await engine.get(held.id) is None
         assert await engine.get(other.id) is None
-        assert engine._core.shards[0].store.scan(b"g/", b"g0", 9) == []
+        assert engine._state.shards[0].store.scan(b"g/", b"g0", 9) == []
         await sound(engine)
 
 
 @pytest.mark.usefixtures("no_history")
-async def test_lanes_are_forgotten_in_turns_and_none_that_is_needed_again(clock, monkeypatch):
-    monkeypatch.setattr(reaper_module, "LANES", 4)
+async def test_tenant_queues_are_forgotten_in_turns_and_none_that_is_needed_again(
+    clock, monkeypatch
+):
+    monkeypatch.setattr(reaper_module, "TENANT_QUEUES", 4)
     async with in_memory(clock) as engine:
-        core = engine._core
+        state = engine._state
         names = [f"t{n:02}" for n in range(20)]
         await engine.enqueue_many([NewTask(b"", queue="mail", tenant=name) for name in names])
         for name in names:
             (lease,) = await engine.queue("mail", tenant=name).claim()
             await lease.complete(keep=False)
         turns = 0
-        for _ in reaper_module.forget_idle_lanes(core):
+        for _ in reaper_module.forget_idle_tenant_queues(state):
             turns += 1
             if turns == 1:
-                assert len(core.topics[b"mail"].lanes) == 17
+                assert len(state.queue_states[b"mail"].tenant_queues) == 17
                 receipt = await engine.queue("mail", tenant="t19").enqueue(b"more")
         assert turns == 5
-        assert list(core.topics[b"mail"].lanes) == [b"t19"]
+        assert list(state.queue_states[b"mail"].tenant_queues) == [b"t19"]
         (lease,) = await engine.queue("mail", tenant="t19").claim()
         assert lease.task_id == receipt.id
         await lease.complete(keep=False)
-        for _ in reaper_module.forget_idle_lanes(core):
+        for _ in reaper_module.forget_idle_tenant_queues(state):
             pass
-        assert not core.topics
+        assert not state.queue_states
 
 
 async def test_resuming_one_tenant_looks_at_no_other(clock):
     """There may be a hundred thousand."""
 
-    class Lanes(dict):
+    class TenantQueues(dict):
         looks = 0
 
         def values(self):
@@ -388,24 +390,24 @@ async def test_resuming_one_tenant_looks_at_no_other(clock):
         names = [f"t{n:02}" for n in range(20)]
         await engine.enqueue_many([NewTask(b"", queue="mail", tenant=name) for name in names])
         one, every = engine.queue("mail", tenant="t01"), engine.queue("mail", tenant=ALL_TENANTS)
-        topic = engine._core.topics[b"mail"]
-        topic.lanes = lanes = Lanes(topic.lanes)
+        queue_state = engine._state.queue_states[b"mail"]
+        queue_state.tenant_queues = tenant_queues = TenantQueues(queue_state.tenant_queues)
         for queue in (one, every):  # nobody waits
             await queue.pause()
             await queue.resume()
-        assert not lanes.looks
+        assert not tenant_queues.looks
         await one.pause()
         waiting = asyncio.ensure_future(one.claim(wait=60))
         await settle()
         await one.resume()
         assert len(await waiting) == 1
-        assert not lanes.looks
+        assert not tenant_queues.looks
         await every.pause()
         waiting = asyncio.ensure_future(every.claim(wait=60))
         await settle()
         await every.resume()
         assert len(await waiting) == 1
-        assert lanes.looks
+        assert tenant_queues.looks
 
 
 async def test_what_falls_due_during_a_pass_does_not_prolong_it():
@@ -416,7 +418,7 @@ async def test_what_falls_due_during_a_pass_does_not_prolong_it():
         for delay in (1, 2, 3):
             await mail.enqueue(b"x", delay=delay)
         clock.advance(1.5)
-        promoting = Reaper(engine._core)._promote()
+        promoting = Reaper(engine._state)._promote()
         steps = 0
         for _ in promoting:
             steps += 1

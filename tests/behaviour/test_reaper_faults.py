@@ -59,10 +59,10 @@ async def finished(queue, n=1):
 async def still_reaps(rig):
     """It is there and works: a lease it never saw comes back."""
     await rig.queue.enqueue(b"one more")
-    before = rig.core.totals.reaped
+    before = rig.state.totals.reaped
     assert await rig.queue.claim(lease=5)
     await rig.clock.advance(6)
-    assert rig.core.totals.reaped == before + 1
+    assert rig.state.totals.reaped == before + 1
 
 
 # -- a read fails ----------------------------------------------------------------------
@@ -70,7 +70,7 @@ async def still_reaps(rig):
 
 async def test_a_failed_read_while_promoting_is_tried_again_and_told_once():
     async with faulty() as rig:
-        rig.core.held_bytes_max = 0  # delayed rows from the store
+        rig.state.held_bytes_max = 0  # delayed rows from the store
         await rig.queue.enqueue(b"later", delay=5)
         broken = BrokenScan(rig.store)
         await rig.clock.advance(6)
@@ -99,7 +99,7 @@ async def test_a_failed_read_while_sweeping_is_tried_again(skip):
         for _ in range(2):
             await rig.clock.advance(1)
         assert (await queue.stats()).results == 0
-        assert rig.core.shards[0].next_expiry_ms == NEVER_MS
+        assert rig.state.shards[0].next_expiry_ms == NEVER_MS
         await still_reaps(rig)
         assert (await rig.engine.verify()).ok
 
@@ -110,12 +110,12 @@ async def test_a_shard_that_cannot_be_read_does_not_hold_up_the_others():
         queue = rig.engine.queue("short", retention=2)
         await finished(queue, 20)
         await queue.enqueue_many([NewTask(i, delay=3, shard_key=str(i)) for i in range(20)])
-        before = [shard.results for shard in rig.core.shards]
+        before = [shard.results for shard in rig.state.shards]
         assert all(before)
         broken = BrokenScan(rig.stores[0])
         await rig.clock.advance(6)
-        assert [shard.results for shard in rig.core.shards] == [before[0], 0]
-        delayed = [bucket.delayed for bucket in queue_buckets(rig, b"short")]
+        assert [shard.results for shard in rig.state.shards] == [before[0], 0]
+        delayed = [shard_queue.delayed for shard_queue in queue_shard_queues(rig, b"short")]
         assert delayed[0]
         assert not delayed[1]
         broken.mend()
@@ -126,8 +126,8 @@ async def test_a_shard_that_cannot_be_read_does_not_hold_up_the_others():
         assert (await rig.engine.verify()).ok
 
 
-def queue_buckets(rig, queue):
-    return rig.core.find_lane(queue, b"").buckets
+def queue_shard_queues(rig, queue):
+    return rig.state.find_tenant_queue(queue, b"").shard_queues
 
 
 @pytest.mark.parametrize("n", [3, 300])  # also more than a slice of them
@@ -144,21 +144,21 @@ async def test_leases_that_could_not_be_reaped_are_reaped_in_a_later_pass(monkey
         await rig.clock.advance(6)
         await rig.clock.advance(1)
         assert (await rig.queue.stats()).leased == n
-        assert rig.core.totals.reaped == 0
+        assert rig.state.totals.reaped == 0
         monkeypatch.setattr(reaper_module, "reap", reap)
         await rig.clock.advance(1, turns=200)
         assert (await rig.queue.stats()).ready == n
-        assert rig.core.totals.reaped == n
+        assert rig.state.totals.reaped == n
         assert (await rig.engine.verify()).ok
 
 
 async def test_a_clock_that_is_moved_by_hand_goes_past_a_failed_read():
     clock = ManualClock()
     async with lodeq.testing.open(clock=clock) as engine:
-        engine._core.held_bytes_max = 0  # delayed rows from the store
+        engine._state.held_bytes_max = 0  # delayed rows from the store
         queue = engine.queue("mail")
         await queue.enqueue(b"later", delay=5)
-        overlay = engine._core.shards[0].overlay
+        overlay = engine._state.shards[0].overlay
         overlay._store = Proxy(overlay._store)
         broken = BrokenScan(overlay._store)
         clock.advance(6)
@@ -208,15 +208,15 @@ async def test_the_reaper_rests_beside_a_poisoned_shard():
         queue = rig.engine.queue("short", retention=2)
         await finished(queue, 20)
         await queue.enqueue_many([NewTask(i, delay=3, shard_key=str(i)) for i in range(20)])
-        rig.core.shards[0].co.fail(OSError("EIO"))
+        rig.state.shards[0].coalescer.fail(OSError("EIO"))
         await rig.clock.advance(6, turns=200)
         reaper = rig.engine._runtime.reaper
         before = reaper._passes
         await settle(200)
         assert reaper._passes - before <= 1
-        assert rig.core.shards[1].results == 0
-        assert queue_buckets(rig, b"short")[1].delayed == 0
-        _, next_wall_ms = rig.core.deadlines.plan()
+        assert rig.state.shards[1].results == 0
+        assert queue_shard_queues(rig, b"short")[1].delayed == 0
+        _, next_wall_ms = rig.state.deadlines.plan()
         assert next_wall_ms > rig.clock.wall_us() // 1000
 
 
@@ -253,7 +253,7 @@ async def test_what_is_due_is_kept_in_memory_once_a_queue(monkeypatch):
             for queue in queues:
                 lease = await queue.claim_one()
                 await lease.complete(keep=False)
-            assert len(engine._core.deadlines._due) <= 17
+            assert len(engine._state.deadlines._due) <= 17
         clock.advance(86_400)
         for queue in queues:
             assert (await queue.claim_one()).payload == b"tomorrow"
@@ -265,7 +265,7 @@ async def test_compacting_keeps_the_due_times_of_many_queues(monkeypatch, clock)
         for i in range(40):
             for delay in (30, 20, 10):
                 await engine.queue(f"q{i}").enqueue(b"x", delay=delay)
-        assert len(engine._core.deadlines._due) <= 81
+        assert len(engine._state.deadlines._due) <= 81
         await clock.advance(11, turns=400)
         assert (await engine.stats()).ready == 40
         await clock.advance(20, turns=400)
@@ -281,7 +281,7 @@ async def test_pages_of_deletes_not_yet_applied_do_not_hold_up_the_clock(n):
         receipts = await queue.enqueue_many([NewTask(i, delay=10) for i in range(n)])
         await queue.enqueue(b"due, too", delay=10)
         await queue.enqueue(b"later", delay=1000)
-        overlay = engine._core.shards[0].overlay
+        overlay = engine._state.shards[0].overlay
         proxy = overlay._store = Proxy(overlay._store)
         scans = 0
 
@@ -316,8 +316,8 @@ async def test_a_wait_for_a_result_ends_when_its_shard_is_poisoned():
             for r in receipts
         }
         await settle()
-        rig.core.shards[0].co.fail(OSError("EIO"))
-        poisoned = [r.id for r in receipts if rig.core.shard_of(r.id).index == 0]
+        rig.state.shards[0].coalescer.fail(OSError("EIO"))
+        poisoned = [r.id for r in receipts if rig.state.shard_of(r.id).index == 0]
         assert poisoned
         calls = [wait for task_id in poisoned for wait in waits.pop(task_id)]
         await until(lambda: all(call.done() for call in calls), turns=100)
@@ -332,7 +332,7 @@ async def test_a_wait_for_a_result_ends_when_its_shard_is_poisoned():
                 await lease.complete(b"done")
         for call in [call for pair in waits.values() for call in pair]:
             assert (await call).status == "completed"
-        assert not rig.core.result_waiters
+        assert not rig.state.result_waiters
 
 
 async def test_a_wait_for_a_result_on_a_poisoned_shard_is_refused_at_once():
@@ -391,7 +391,7 @@ async def test_a_row_that_cannot_be_read_does_not_hold_up_those_behind_it(n):
         for _ in range(3):
             await rig.clock.advance(1, turns=200)
         assert (await queue.stats()).results == 0
-        assert rig.core.shards[0].next_expiry_ms == NEVER_MS
+        assert rig.state.shards[0].next_expiry_ms == NEVER_MS
         await still_reaps(rig)
         assert (await rig.engine.verify()).ok
 
@@ -405,21 +405,21 @@ async def test_a_failed_read_beside_final_results_does_not_count_them_twice():
             await queue.enqueue(b"x")
             leases.append(await queue.claim_one())
         await rig.engine.complete_many([(lease, None) for lease in leases])
-        lane = rig.core.find_lane(b"lost", b"")
-        bucket = lane.bucket(rig.core.shards[0])
-        del rig.core.shards[0].buckets_by_hash[
-            bucket.hash
+        tenant_queue = rig.state.find_tenant_queue(b"lost", b"")
+        shard_queue = tenant_queue.shard_queue(rig.state.shards[0])
+        del rig.state.shards[0].shard_queues_by_hash[
+            shard_queue.hash
         ]  # so its results are looked at one by one
         broken = BrokenGet(rig.store, [RESULT + leases[1].task_id])
         for _ in range(6):
             await rig.clock.advance(1)
         assert broken.failed
         assert (await known.stats()).results == 0
-        assert rig.core.shards[0].results == 1
+        assert rig.state.shards[0].results == 1
         broken.mend()
         for _ in range(2):
             await rig.clock.advance(1)
-        assert rig.core.shards[0].results == 0
+        assert rig.state.shards[0].results == 0
         assert (await rig.engine.verify()).ok
 
 
@@ -431,10 +431,10 @@ async def test_a_group_that_cannot_be_sealed_does_not_end_the_reaper():
         queue = rig.engine.queue("short", retention=2)
         await finished(queue, 20)
         rig.clock.jump(4)
-        rig.core.shards[0].co.begin().dirty[uncountable] = None  # its sweep will seal this
+        rig.state.shards[0].coalescer.begin().dirty[uncountable] = None  # its sweep will seal this
         await rig.engine._runtime.reaper.step()
-        assert not rig.core.shards[0].co.takes_writes
-        assert rig.core.shards[1].results == 0
+        assert not rig.state.shards[0].coalescer.takes_writes
+        assert rig.state.shards[1].results == 0
 
 
 @pytest.mark.interpreted
@@ -458,7 +458,7 @@ async def test_a_scan_that_comes_one_byte_further_is_not_begun_anew(monkeypatch,
 
     async with lodeq.testing.open(clock=clock) as engine:
         queue = engine.queue("mail")
-        engine._core.held_bytes_max = 0  # delayed rows from the store
+        engine._state.held_bytes_max = 0  # delayed rows from the store
         await queue.enqueue(b"x", delay=60)
         for name in scans:
             monkeypatch.setattr(Overlay, name, one_byte(name))

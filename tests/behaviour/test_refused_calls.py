@@ -141,7 +141,7 @@ async def test_an_enqueue_many_that_meets_close_tells_what_it_enqueued(clock):
     async with in_memory(clock) as engine:
         tasks = [NewTask(b"x", priority=1)] * 1025
         call = asyncio.ensure_future(engine.queue("mail").enqueue_many(tasks))
-        await until(lambda: engine._core.totals.enqueued)
+        await until(lambda: engine._state.totals.enqueued)
         await engine.close()
         with pytest.raises(ClosedError) as caught:
             await call
@@ -154,7 +154,7 @@ async def test_a_refused_enqueue_many_has_a_receipt_of_none_for_each(clock):
         for options, error in (({}, QueueFullError), ({"atomic": True}, LimitError)):
             tasks = [NewTask(b"x" * 600_000)] * 5
             if options:
-                engine._core.limits = Limits()
+                engine._state.limits = Limits()
             with pytest.raises(error) as caught:
                 await queue.enqueue_many(tasks, **options)
             assert caught.value.receipts == [None] * 5

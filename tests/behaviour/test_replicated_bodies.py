@@ -35,7 +35,7 @@ async def replicas(path, clock, durability="nosync", **least):
                 reaper=False,
             )
             engines[name] = await stack.enter_async_context(engine)
-            engines[name]._core.held_bytes_max = 0  # nothing is claimed from memory
+            engines[name]._state.held_bytes_max = 0  # nothing is claimed from memory
             runtime = engines[name]._runtime
             task, runtime._body_gc_task = runtime._body_gc_task, None
             task.cancel()  # it moves when it is told to
@@ -47,7 +47,9 @@ async def replicas(path, clock, durability="nosync", **least):
 async def level(cluster, *engines):
     """Until these have applied all there is: payloads are synced first."""
     last = len(cluster.logs[0])
-    await until(lambda: all(one._core.shards[0].co.applied.index == last for one in engines))
+    await until(
+        lambda: all(one._state.shards[0].coalescer.applied.index == last for one in engines)
+    )
 
 
 async def same(cluster, *engines):
@@ -62,17 +64,17 @@ async def same(cluster, *engines):
 
 def bodies(engine):
     """How many rows find bodies, and how many find their tasks."""
-    store = engine._core.shards[0].store
+    store = engine._state.shards[0].store
     return len(store.scan(BODY, BODY_END, 9999)), len(store.scan(BODY_AT, BODY_AT_END, 9999))
 
 
 def numbers(engine):
-    return [file.number for file in engine._core.shards[0].bodies.files.files()]
+    return [file.number for file in engine._state.shards[0].bodies.files.files()]
 
 
 async def collected(engine, clock):
     """Do what body GC does in half a minute of quiet."""
-    gc, shard = engine._runtime.body_gc, engine._core.shards[0]
+    gc, shard = engine._runtime.body_gc, engine._state.shards[0]
     shard.bodies.files.seal()
     shard.bodies.to_look.update(numbers(engine))
     for _ in range(2):
@@ -155,13 +157,13 @@ async def test_a_move_takes_its_place_behind_what_is_committed(tmp_path, clock):
         await leases[0].complete(keep=False)
         await leases[1].complete(keep=False)
         await level(cluster, a, b)
-        shard = b._core.shards[0]
-        pause = shard.co.pause_writes()
+        shard = b._state.shards[0]
+        pause = shard.coalescer.pause_writes()
         await leases[2].complete(keep=False)  # b has it, and does not write it yet
-        assert shard.co.applied.index < len(cluster.logs[0])
+        assert shard.coalescer.applied.index < len(cluster.logs[0])
         moved = asyncio.ensure_future(collected(b, clock))
         await settle(500)
-        shard.co.resume_writes(pause)
+        shard.coalescer.resume_writes(pause)
         await moved
         await level(cluster, a, b)
         assert bodies(b) == (1, 1)

@@ -48,7 +48,7 @@ async def lives(engine, count):
 
 
 def rows(engine):
-    return len(engine._core.shards[0].store.scan(EVENTS, EVENTS_END, 9999))
+    return len(engine._state.shards[0].store.scan(EVENTS, EVENTS_END, 9999))
 
 
 async def published(engine):
@@ -211,10 +211,10 @@ class Kept:
 async def test_a_shard_that_takes_anothers_place_has_its_events_published(clock):
     cluster, kept = Cluster(), Kept()
     async with cluster.open("a", clock=clock) as a:
-        publisher = EventPublisher(a._core, lambda: kept)
-        before = a._core.shards[0].co.events
-        publisher.replace(a._core.shards[0])
-        assert a._core.shards[0].co.events is not before
+        publisher = EventPublisher(a._state, lambda: kept)
+        before = a._state.shards[0].coalescer.events
+        publisher.replace(a._state.shards[0])
+        assert a._state.shards[0].coalescer.events is not before
         await cluster.elect("a")
         await lives(a, 2)
         await a.fsync()

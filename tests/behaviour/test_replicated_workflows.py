@@ -27,8 +27,8 @@ async def pair(clock):
 async def reaped(engine):
     """What a reaper does for workflows, in three passes."""
     for _ in range(3):
-        for groups in engine._core.flows.slices():
-            for one in [shard.co.wait(g) for shard, g in groups.items() if g.ops]:
+        for groups in engine._state.flows.slices():
+            for one in [shard.coalescer.wait(g) for shard, g in groups.items() if g.ops]:
                 await one
         await settle()
 
@@ -38,7 +38,7 @@ def outbox(engine):
 
 
 def shard_of(engine, task_id):
-    return engine._core.shard_of(task_id).index
+    return engine._state.shard_of(task_id).index
 
 
 async def fan_out(engine, count=3):
@@ -89,12 +89,12 @@ async def test_a_new_leader_ends_what_the_old_one_has_begun(pair, flags):
     if flags == records.REDRIVING:
         for lease in await a.queue("parts").claim(limit=2):
             await lease.bury("no")
-    shard = a._core.shard_of(workflow.id)
+    shard = a._state.shard_of(workflow.id)
     record = joins_module.join_of(shard, workflow.id)
-    group = shard.co.begin()
+    group = shard.coalescer.begin()
     with group:
         joins_module.put_join(group, workflow.id, record._replace(flags=record.flags | flags))
-    await shard.co.wait(group)
+    await shard.coalescer.wait(group)
     for index in range(SHARDS):
         await cluster.elect("b", index)
     await reaped(b)
@@ -153,9 +153,9 @@ async def test_a_row_that_was_sent_is_sent_again_when_the_receiver_comes_back(pa
     """Counted, and not synced, when its shard went to another leader: nobody forgets the row."""
     cluster, a, b = pair
     waits, home = await waits_elsewhere(a)
-    receiver = a._core.shards[home]
+    receiver = a._state.shards[home]
     await complete_all(a)
-    monkeypatch.setattr(type(receiver.co), "durable_number", 0)
+    monkeypatch.setattr(type(receiver.coalescer), "durable_number", 0)
     await reaped(a)
     assert outbox(a)
     await cluster.elect("b", home)
@@ -177,11 +177,11 @@ async def test_joins_ask_again_when_a_leader_comes_back(pair):
     cluster, a, _ = pair
     waits, home = await waits_elsewhere(a)
     await complete_all(a)
-    for shard in a._core.shards:  # as a repair that had to drop them
+    for shard in a._state.shards:  # as a repair that had to drop them
         left = [key for key, _ in shard.store.scan(b"u/", b"u0", 100)]
-        group = shard.co.begin()
+        group = shard.coalescer.begin()
         group.ops += [(key, None) for key in left]
-        await shard.co.wait(group)
+        await shard.coalescer.wait(group)
     await reaped(a)
     assert (await a.get(waits)).state == "waiting"
     await cluster.elect("b", home)

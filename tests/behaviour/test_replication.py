@@ -333,7 +333,7 @@ async def test_epochs_of_a_shard_grow_whoever_leads_whatever_else(clock):
             queue = engines[name].queue("mail", max_attempts=9)
             if not epochs:
                 receipt = await queue.enqueue(b"x", shard_key="3")
-                assert engines[name]._core.shard_of(receipt.id).index == 0
+                assert engines[name]._state.shard_of(receipt.id).index == 0
             (lease,) = await queue.claim()
             epochs.append(lease.epoch)
         assert epochs == sorted(set(epochs))
@@ -850,7 +850,7 @@ async def test_whatever_happens_no_acknowledged_task_is_lost_or_done_twice(seed,
 # -- damage, and operators across an election --------------------------------------------
 
 
-async def test_a_purge_across_an_election_counts_in_the_buckets_there_are_now(clock):
+async def test_a_purge_across_an_election_counts_in_the_shard_queues_there_are_now(clock):
     cluster = Cluster()
     async with cluster.open("a", clock=clock, shards=2) as a:
         for shard in range(2):
@@ -860,20 +860,20 @@ async def test_a_purge_across_an_election_counts_in_the_buckets_there_are_now(cl
         receipts = await queue.enqueue_many(tasks)
         for lease in await queue.claim(limit=20):
             await lease.bury("no")
-        core = a._core
+        state = a._state
         for receipt in receipts:  # so that only the row says where it is
-            core.shard_of(receipt.id).store.write([(TASK + receipt.id, None)])
-            core.shard_of(receipt.id).store.write([(MOVED + receipt.id, None)])
-        checkpoint, elections = core.spawner.checkpoint, [1]
+            state.shard_of(receipt.id).store.write([(TASK + receipt.id, None)])
+            state.shard_of(receipt.id).store.write([(MOVED + receipt.id, None)])
+        checkpoint, elections = state.spawner.checkpoint, [1]
 
         async def elects():  # while the purge is at the first shard
             while elections:
                 await cluster.elect("a", elections.pop())
             await checkpoint()
 
-        core.spawner.checkpoint = elects
+        state.spawner.checkpoint = elects
         assert await queue.purge("dead") == 20
-        core.spawner.checkpoint = checkpoint
+        state.spawner.checkpoint = checkpoint
         assert not elections
         assert (await queue.stats()).dead == 0
         await sound(a)
@@ -884,7 +884,7 @@ async def test_a_damaged_lease_hides_no_others_from_a_follower(pair, clock):
     queue = a.queue("mail")
     await queue.enqueue_many([lodeq.NewTask(n) for n in range(3)])
     leases = await queue.claim(limit=3)
-    store = b._core.shards[0].store
+    store = b._state.shards[0].store
     store.write([(LEASE + leases[0].task_id, b"junk")])
     record = bytearray(store.get(TASK + leases[1].task_id))
     record[2] |= 2 << 2  # compressed, it says, and is not
@@ -921,7 +921,7 @@ async def test_who_cannot_read_its_rows_does_not_lead_and_is_told_what_to_do(pai
     scan_part = MemoryView.scan_part
 
     def damaged(self, lower, upper, limit):
-        if self is b._core.shards[0].store and lower.startswith(COUNTERS):
+        if self is b._state.shards[0].store and lower.startswith(COUNTERS):
             raise CorruptionError("block checksum mismatch")
         return scan_part(self, lower, upper, limit)
 
@@ -930,7 +930,7 @@ async def test_who_cannot_read_its_rows_does_not_lead_and_is_told_what_to_do(pai
         await cluster.elect("b")
     with pytest.raises(NotLeaderError):
         await b.queue("mail").enqueue(b"y")
-    await until(lambda: b._core.anomalies)  # they are read in turns
+    await until(lambda: b._state.anomalies)  # they are read in turns
     assert "its counters cannot be read" in " ".join((await b.health()).reasons)
     monkeypatch.undo()
     await cluster.elect("a")
@@ -939,27 +939,41 @@ async def test_who_cannot_read_its_rows_does_not_lead_and_is_told_what_to_do(pai
 
 def held(engine: lodeq.Engine) -> int:
     """The bytes of all records in ready caches, counted one by one."""
-    lanes = [lane for topic in engine._core.topics.values() for lane in topic.lanes.values()]
-    buckets = [bucket for lane in lanes for bucket in lane.buckets if bucket is not None]
-    windows = [window for bucket in buckets for window in bucket.windows if window is not None]
+    tenant_queues = [
+        tenant_queue
+        for queue_state in engine._state.queue_states.values()
+        for tenant_queue in queue_state.tenant_queues.values()
+    ]
+    shard_queues = [
+        shard_queue
+        for tenant_queue in tenant_queues
+        for shard_queue in tenant_queue.shard_queues
+        if shard_queue is not None
+    ]
+    windows = [
+        window
+        for shard_queue in shard_queues
+        for window in shard_queue.ready_caches
+        if window is not None
+    ]
     return sum(row[5] for window in windows for row in window.rows if row[6] is not None)
 
 
 async def test_records_that_were_read_ahead_go_with_the_leadership(pair):
     cluster, a, _ = pair
-    core = a._core
+    state = a._state
     queues = [a.queue("mail"), a.queue("audit")]
     for queue in queues:
         await queue.enqueue_many([lodeq.NewTask(bytes(100)) for _ in range(100)])
     for name in ("b", "a"):  # records are on disk only now
         await cluster.elect(name)
     await queues[0].claim()
-    assert core.held_bytes == held(a) > 0
+    assert state.held_bytes == held(a) > 0
     await cluster.elect("b")
-    assert core.held_bytes == held(a) == 0
-    assert not core.ahead
+    assert state.held_bytes == held(a) == 0
+    assert not state.ahead
     await cluster.elect("a")
-    core.held_bytes_max = 0  # each claim that reads ahead makes others give up what they hold
+    state.held_bytes_max = 0  # each claim that reads ahead makes others give up what they hold
     for queue in queues:
         await queue.claim()
-        assert core.held_bytes == held(a)
+        assert state.held_bytes == held(a)

@@ -114,7 +114,7 @@ async def test_heartbeats_of_shards_with_a_session_go_through(clock):
         assert isinstance(await outcome(a.heartbeat_many(leases)), NotLeaderError)
         for lease, deadline in zip(leases, before, strict=True):
             extended = lease.deadline > deadline
-            assert extended == (a._core.shard_of(lease.task_id).index == 0)
+            assert extended == (a._state.shard_of(lease.task_id).index == 0)
         assert await a.queue("other").claim() == []  # of the shard that it leads
 
 
@@ -149,7 +149,7 @@ async def test_nothing_is_answered_from_memory_without_a_session(pair):
         assert isinstance(error, NotLeaderError), error
         assert "session" in str(error)
     with pytest.raises(NotLeaderError):
-        DirectCalls(a._core).claim(a.queue("empty"), 1, None, 0.0, "w", _Outcome())
+        DirectCalls(a._state).claim(a.queue("empty"), 1, None, 0.0, "w", _Outcome())
     cluster.nodes["a"].has_session = True
     assert await a.queue("empty").claim() == []
     assert (await a.result(done.id)).value == b"v"
@@ -307,7 +307,7 @@ async def test_inherited_leases_are_not_ended_while_their_holders_may_be_told_ot
 async def test_a_holder_ends_an_inherited_lease_and_own_leases_are_as_ever(early):
     _, _, b, _, exported = early
     proof = LeaseProof(exported.task_id, exported.epoch, exported.token)
-    await complete(b._core, proof, b"v", then=(), keep=True, durable=None)
+    await complete(b._state, proof, b"v", then=(), keep=True, durable=None)
     assert (await b.result(exported.task_id)).value == b"v"
     await b.queue("mail").enqueue(b"new")
     (new,) = await b.queue("mail").claim()

@@ -33,7 +33,7 @@ async def one_elsewhere(engine):
     source = (await engine.queue("parts").enqueue(b"p", shard_key="k0")).id
     task = NewTask(b"late", "tops", shard_key="elsewhere")
     waits = await engine.enqueue_after(task, [source], on_failure="wait")
-    home, receiver = engine._core.shard_of(source), engine._core.shard_of(waits)
+    home, receiver = engine._state.shard_of(source), engine._state.shard_of(waits)
     assert home is not receiver
     (lease,) = await engine.queue("parts").claim()
     await lease.bury("no")
@@ -45,7 +45,7 @@ async def one_elsewhere(engine):
 async def test_a_redrive_takes_the_place_of_an_end_that_was_sent(tmp_path, monkeypatch):
     async with on_disk(tmp_path / "s", shards=SHARDS) as engine:
         source, waits, _, receiver = await one_elsewhere(engine)
-        monkeypatch.setattr(type(receiver.co), "durable_number", 0)
+        monkeypatch.setattr(type(receiver.coalescer), "durable_number", 0)
         assert await engine.queue("parts").redrive([source]) == 1
         await runtime_of(engine).reaper.step()  # "under way" is sent, and not yet synced there
         (lease,) = await engine.queue("parts").claim()
@@ -66,12 +66,12 @@ async def test_an_end_from_before_a_redrive_counts_no_more(tmp_path):
         assert [part.status for part in await engine.parts_page(waits)] == [None]
         for epoch in (0, 1):  # as a power cut of the source's shard may bring back; and one of now
             late = records.OutboxRecord(Status.COMPLETED, 0, epoch, 1)
-            group = home.co.begin()
+            group = home.coalescer.begin()
             with group:
                 key = records.outbox_key(source, waits)
                 group.ops.append((key, records.encode_outbox(late)))
-            await home.co.wait(group)
-            engine._core.flows._sends[home] = b"u/"
+            await home.coalescer.wait(group)
+            engine._state.flows._sends[home] = b"u/"
             await reaped(engine)
             assert (await engine.get(waits)).state == ("ready" if epoch else "waiting")
 
@@ -87,9 +87,9 @@ async def test_a_dead_task_that_a_power_cut_took_is_redriven_no_more(tmp_path, s
         if sent is not None:  # what was sent of it last, and is not forgotten
             late = records.OutboxRecord(sent, 0, 1 if sent != Status.DEAD else 0, 1)
             home.store.write([(records.outbox_key(source, waits), records.encode_outbox(late))])
-        engine._core.flows.ask_again(receiver)
+        engine._state.flows.ask_again(receiver)
         await reaped(engine)
-        engine._core.flows._sends[home] = b"u/"
+        engine._state.flows._sends[home] = b"u/"
         await reaped(engine)
         (part,) = await engine.parts_page(waits)
         has_ended = sent == Status.COMPLETED
@@ -102,11 +102,11 @@ async def test_a_join_whose_targets_end_a_power_cut_took_waits_again(tmp_path):
     async with on_disk(tmp_path / "s") as engine:
         source = (await engine.queue("parts").enqueue(b"p")).id
         waits = await engine.enqueue_after(NewTask(b"late", "tops"), [source], on_failure="wait")
-        (shard,) = engine._core.shards
+        (shard,) = engine._state.shards
         over = edges.join_of(shard, waits)._replace(state=records.OVER, fired_us=1)
         shard.store.write([(records.JOIN + waits, records.encode_join(over))])
         assert not (await engine.verify()).ok
-        engine._core.flows.ask_again(shard)
+        engine._state.flows.ask_again(shard)
         await reaped(engine)
         assert (await engine.verify()).ok
         (lease,) = await engine.queue("parts").claim()
@@ -123,7 +123,7 @@ async def test_a_member_whose_end_a_power_cut_took_is_counted_when_all_is_over(t
             for lease in await engine.claim(["parts", "tops"]):
                 await lease.complete(b"v")
         assert (await flow.info()).state == "over"
-        (shard,) = engine._core.shards
+        (shard,) = engine._state.shards
         first, second = [part async for part in flow.parts()]
         record = edges.join_of(shard, flow.id)
         for part in (first, second):  # of the first nothing is left, of the second its end
@@ -132,7 +132,7 @@ async def test_a_member_whose_end_a_power_cut_took_is_counted_when_all_is_over(t
             shard.store.write([(key, records.encode_part(lost))])
         shard.store.write([(b"r/" + first.task_id, None)])
         shard.store.write([(records.JOIN + flow.id, records.encode_join(record._replace(ended=0)))])
-        engine._core.flows.ask_again(shard)
+        engine._state.flows.ask_again(shard)
         await reaped(engine)
         info = await flow.info()
         assert (info.state, info.ended, info.failed) == ("over", 2, 1)
@@ -145,10 +145,10 @@ async def test_joins_that_are_over_are_passed_in_slices(tmp_path):
         for _ in range(3):
             waits = await engine.enqueue_after(NewTask(b"late", "tops"), [source])
             assert await engine.cancel(waits)
-        (shard,) = engine._core.shards
+        (shard,) = engine._state.shards
         over = shard.store.scan(records.JOIN, records.JOIN_END, 10)
         assert [records.decode_join(raw).state for _, raw in over] == [records.OVER] * 3
-        flows = engine._core.flows
+        flows = engine._state.flows
         with patch.object(joins, "SLICE", 1):
             flows.ask_again(shard)
             assert len([*flows.slices()]) >= 3
@@ -161,23 +161,23 @@ async def test_an_end_counts_elsewhere_once_it_is_committed(tmp_path, is_paused)
         source = (await engine.queue("parts").enqueue(b"p", shard_key="k0")).id
         task = NewTask(b"late", "tops", shard_key="elsewhere")
         waits = await engine.enqueue_after(task, [source])
-        home, receiver = engine._core.shard_of(source), engine._core.shard_of(waits)
+        home, receiver = engine._state.shard_of(source), engine._state.shard_of(waits)
         (lease,) = await engine.queue("parts").claim()
-        group = home.co.begin()
+        group = home.coalescer.begin()
         with group:
             end = records.encode_outbox(records.OutboxRecord(Status.COMPLETED, 0, 0, 1))
             group.ops.append((records.outbox_key(source, waits), end))
-        flows = engine._core.flows
+        flows = engine._state.flows
         flows._sends[home] = b"u/"
-        pause = home.co.pause_writes() if is_paused else None
+        pause = home.coalescer.pause_writes() if is_paused else None
         for _ in flows.slices():  # without a wait between its steps, as a clock moved by hand does
             pass
         is_written = home.store.get(records.outbox_key(source, waits)) is not None
         assert is_written is not is_paused
         assert edges.join_of(receiver, waits).ended == is_written
         if pause is not None:
-            written = home.co.wait(group)
-            home.co.resume_writes(pause)
+            written = home.coalescer.wait(group)
+            home.coalescer.resume_writes(pause)
             await written
         for _ in flows.slices():
             pass
@@ -190,7 +190,7 @@ async def test_a_dependency_whose_end_is_queued_is_waited_for(tmp_path, monkeypa
     async with on_disk(tmp_path / "s", shards=SHARDS) as engine:
         source = (await engine.queue("parts").enqueue(b"p", shard_key="k0")).id
         (lease,) = await engine.queue("parts").claim()
-        home, is_stalled, written = engine._core.shard_of(source), True, []
+        home, is_stalled, written = engine._state.shard_of(source), True, []
         write = type(home.store).write
 
         def written_or_not(store, ops):
@@ -210,7 +210,7 @@ async def test_a_dependency_whose_end_is_queued_is_waited_for(tmp_path, monkeypa
         is_stalled = False
         await completing
         waits = await waiting
-        assert engine._core.shard_of(waits) is not home
+        assert engine._state.shard_of(waits) is not home
         assert (await engine.get(waits)).state == "ready"
 
 
@@ -221,10 +221,10 @@ async def enqueued(engine, on_failure):
     waits = {}
     for n in range(32):
         task = NewTask(b"late", "tops", shard_key=f"t{n}")
-        index = engine._core.shard_of_slot(slot_of(b"t%d" % n)).index
+        index = engine._state.shard_of_slot(slot_of(b"t%d" % n)).index
         if index not in waits:
             waits[index] = await engine.enqueue_after(task, ids, on_failure=on_failure)
-    assert {engine._core.shard_of(one).index for one in ids} == set(range(SHARDS))
+    assert {engine._state.shard_of(one).index for one in ids} == set(range(SHARDS))
     return set(waits.values())
 
 
@@ -246,7 +246,7 @@ async def test_ends_between_the_copies_of_two_shards_count_once(
     async with on_disk(tmp_path / "s", shards=SHARDS) as engine:
         waits = await enqueued(engine, on_failure)
         runtime = runtime_of(engine)
-        copy, order, step = runtime._copy_shard, list(engine._core.shards), iter(range(SHARDS))
+        copy, order, step = runtime._copy_shard, list(engine._state.shards), iter(range(SHARDS))
         marks = {}
 
         async def copied(work, shard):
@@ -275,7 +275,7 @@ async def test_ends_between_the_copies_of_two_shards_count_once(
                 await lease.complete()
         assert sorted(ran) == sorted(waits & set(ran)), "one ran twice, or was never enqueued"
         assert set(ran) == waits
-        assert not [s for s in engine._core.shards if s.store.scan(b"u/", b"u0", 1)]
+        assert not [s for s in engine._state.shards if s.store.scan(b"u/", b"u0", 1)]
         report = await engine.verify()
         assert report.ok, report.findings
         assert (await engine.stats()).anomalies == ()

@@ -173,9 +173,9 @@ async def test_rows_that_were_just_deleted(engine, work):
 async def test_tenants_without_rows_are_passed_in_turns(engine, work):
     """A hundred thousand of them, and a call comes back although nothing was found."""
     mail = engine.queue("mail")
-    core = mail._core
+    state = mail._state
     for n in range(100_000):
-        core.lane(b"mail", b"t%d" % n).bucket(core.shards[n % SHARDS])
+        state.tenant_queue(b"mail", b"t%d" % n).shard_queue(state.shards[n % SHARDS])
     for n in (5, 70_000):
         await engine.queue("mail", tenant=f"t{n}").enqueue(b"x")
     found, calls = await everything(engine, work, TaskFilter(state=["ready", "dead"]))

@@ -99,9 +99,13 @@ def any_filter(rng, tasks):
 
 async def by_lists(engine, meant):
     """Every list of every queue, on the loop; ended tasks newest first."""
-    names = [meant.queue] if meant.queue else sorted(name.decode() for name in engine._core.topics)
+    names = (
+        [meant.queue]
+        if meant.queue
+        else sorted(name.decode() for name in engine._state.queue_states)
+    )
     tenant = lodeq.ALL_TENANTS if meant.tenant is None else meant.tenant
-    now = lodeq.repository.model.encoded_tasks.to_datetime(engine._core.clock.wall_us())
+    now = lodeq.repository.model.encoded_tasks.to_datetime(engine._state.clock.wall_us())
     pending, ended = [], []
     for name in names:
         for state in meant.states:
@@ -280,7 +284,7 @@ async def test_large_payloads_come_a_few_at_a_time(engine, monkeypatch):
     queue = engine.queue("mail")
     await queue.enqueue_many([NewTask(b"x" * 15_000) for _ in range(30)])
     search = task_search.TaskSearch(
-        engine._core, TaskFilter(), None, "decoded", 1000, looks_again=True
+        engine._state, TaskFilter(), None, "decoded", 1000, looks_again=True
     )
     pages = [page async for page in search.pages()]
     assert sum(map(len, pages)) == 30

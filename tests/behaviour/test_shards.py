@@ -19,11 +19,11 @@ TURNS = 40
 
 
 def syncs(engine):
-    return sum(shard.co.stats.syncs for shard in engine._core.shards)
+    return sum(shard.coalescer.stats.syncs for shard in engine._state.shards)
 
 
 def commits(engine):
-    return sum(shard.co.stats.commits for shard in engine._core.shards)
+    return sum(shard.coalescer.stats.commits for shard in engine._state.shards)
 
 
 async def test_a_turn_of_enqueues_is_one_group_and_one_fsync(clock):
@@ -34,7 +34,9 @@ async def test_a_turn_of_enqueues_is_one_group_and_one_fsync(clock):
             await asyncio.gather(*(queue.enqueue(b"x") for _ in range(CALLERS)))
         assert syncs(engine) - synced <= 1.2 * TURNS
         assert commits(engine) - written == TURNS
-        assert len({shard.co.stats.commits for shard in engine._core.shards}) == 1  # all alike
+        assert (
+            len({shard.coalescer.stats.commits for shard in engine._state.shards}) == 1
+        )  # all alike
 
 
 @pytest.mark.parametrize("waiting", [0, 1000])
@@ -128,8 +130,8 @@ async def test_a_claim_of_one_takes_the_flat_way_over_any_number_of_shards(clock
         queue = engine.queue("mail")
         for n in range(32):
             await queue.enqueue(n)
-        buckets = engine._core.find_lane(b"mail", b"").buckets
-        assert {bucket.ready for bucket in buckets} == {4}
+        shard_queues = engine._state.find_tenant_queue(b"mail", b"").shard_queues
+        assert {shard_queue.ready for shard_queue in shard_queues} == {4}
         got = []
         for _ in range(32):
             (lease,) = await queue.claim()
@@ -139,16 +141,18 @@ async def test_a_claim_of_one_takes_the_flat_way_over_any_number_of_shards(clock
 
 async def test_a_claim_waits_for_the_shard_of_its_task_and_for_no_other(clock):
     async with in_memory(clock, shards=8, submit_queue_max=4) as engine:
-        core, queue = engine._core, engine.queue("mail")
+        state, queue = engine._state, engine.queue("mail")
         await queue.enqueue(b"x")
-        (bucket,) = (b for b in core.find_lane(b"mail", b"").buckets if b is not None)
-        own = bucket.shard.co
-        other = core.shards[bucket.shard.index - 1].co
+        (shard_queue,) = (
+            b for b in state.find_tenant_queue(b"mail", b"").shard_queues if b is not None
+        )
+        own = shard_queue.shard.coalescer
+        other = state.shards[shard_queue.shard.index - 1].coalescer
         request = ClaimRequest([(b"mail", b"")], limit=1, lease_s=30.0, worker=b"")
         own.waiting = 4
-        assert lease_grant.take_one(core, request, is_caller=True) is None
+        assert lease_grant.take_one(state, request, is_caller=True) is None
         own.waiting, other.waiting = 0, 4
-        taken = lease_grant.take_one(core, request, is_caller=True)
+        taken = lease_grant.take_one(state, request, is_caller=True)
         assert taken is not None
         other.waiting = 0
         await own.wait(taken[1])
@@ -156,16 +160,16 @@ async def test_a_claim_waits_for_the_shard_of_its_task_and_for_no_other(clock):
 
 async def test_a_stalled_shard_gets_no_unkeyed_work_and_its_tasks_are_claimed(clock):
     async with in_memory(clock, shards=8) as engine:
-        core, queue = engine._core, engine.queue("mail")
+        state, queue = engine._state, engine.queue("mail")
         for n in range(8):
             await queue.enqueue(n)
-        core.shards[3].co.enter(STALLED)
+        state.shards[3].coalescer.enter(STALLED)
         found = Counter()
         for n in range(8, 78, 2):
             receipts = await asyncio.gather(queue.enqueue(n), queue.enqueue(n + 1))
             found.update(shard_of(receipt.id, 8) for receipt in receipts)
         assert found == {shard: 10 for shard in range(8) if shard != 3}
-        core.shards[3].co.enter(SERVING)
+        state.shards[3].coalescer.enter(SERVING)
         assert await drain(queue, limit=5) == list(range(78))
 
 

@@ -48,7 +48,7 @@ async def collected(engine: lodeq.Engine) -> None:
 def rows(engine: lodeq.Engine) -> int:
     return sum(
         len(shard.store.scan(lower, upper, 100))
-        for shard in engine._core.shards
+        for shard in engine._state.shards
         for lower, upper in ((BODY, BODY_END), (BODY_AT, BODY_AT_END))
     )
 

@@ -69,7 +69,7 @@ async def test_close_does_not_wait_for_a_reaper_that_waits_for_a_stalled_store(m
         await rig.queue.claim(lease=5)
         rig.store.refusals.extend(stalls(1000))
         await rig.clock.advance(6)
-        assert rig.core.shards[0].co.refused_write is not None
+        assert rig.state.shards[0].coalescer.refused_write is not None
         closing = asyncio.ensure_future(rig.engine.close())
         for _ in range(200):
             await settle(5)

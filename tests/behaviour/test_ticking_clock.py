@@ -77,10 +77,10 @@ async def test_a_task_whose_record_is_lost(how, history):
     async with in_memory(TickingClock(), limits=lodeq.Limits(history_s=history)) as engine:
         queue = engine.queue("mail")
         ids = [receipt.id for receipt in await queue.enqueue_many([NewTask(b"x")] * 6)]
-        core = engine._core
-        core.shards[0].store.write([(TASK + one, None) for one in ids])
-        for bucket in core.find_lane(b"mail", b"").buckets:
-            bucket.load(bucket.ready, 0, 0, 0, 0)
+        state = engine._state
+        state.shards[0].store.write([(TASK + one, None) for one in ids])
+        for shard_queue in state.find_tenant_queue(b"mail", b"").shard_queues:
+            shard_queue.load(shard_queue.ready, 0, 0, 0, 0)
         if how == "claimed":
             with anyio.fail_after(5):
                 assert await queue.claim(limit=6) == []

@@ -230,8 +230,8 @@ async def import_past(rig: Rig) -> Act:
         ImportedTask(b"5", "5", until_ms, expires_ms=until_ms),
     ]
     shared = TaskTemplate(b"mail", b"")
-    items = [(task, encode_imported(rig.core, shared, task, now_us)) for task in tasks]
-    return lambda: enqueue_imported(rig.core, items)
+    items = [(task, encode_imported(rig.state, shared, task, now_us)) for task in tasks]
+    return lambda: enqueue_imported(rig.state, items)
 
 
 SCENARIOS = [
@@ -268,7 +268,7 @@ async def run_with_fault(scenario: Scenario, n: int) -> bool:
     with pytest.MonkeyPatch.context() as patch:
         fault = Fault(patch, n)
         async with faulty(shards=1) as rig:
-            rig.core.shards[0].co.events = EventBuffer(0)
+            rig.state.shards[0].coalescer.events = EventBuffer(0)
             findings = rig.verify_every_commit()
             await rig.queue.enqueue_many([NewTask(b"before %d" % i, priority=0) for i in range(2)])
             act = await scenario(rig)
@@ -283,8 +283,8 @@ async def run_with_fault(scenario: Scenario, n: int) -> bool:
                 fault.is_armed = False
             await settle()
             assert not findings, (n, findings)
-            shard = rig.core.shards[0]
-            if shard.co.takes_writes:
+            shard = rig.state.shards[0]
+            if shard.coalescer.takes_writes:
                 if scenario is enqueue_atomic:
                     here = {
                         task.payload

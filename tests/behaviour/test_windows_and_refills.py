@@ -210,7 +210,7 @@ async def test_a_task_numbered_before_those_in_line_is_found_again(clock, is_man
         queue = engine.queue("mail")
         await queue.enqueue_many([NewTask(b"a"), NewTask(b"b")])
         clock.step_wall(-100)
-        engine._core.seq = 0
+        engine._state.seq = 0
         if is_many:
             (new,) = await queue.enqueue_many([NewTask(b"new")])
         else:
@@ -290,7 +290,7 @@ async def test_back_pressure_goes_on_when_a_turn_is_not_used():
         assert [type(t.exception()) for t in tasks[2:5]] == [LeaseLostError] * 3
         tasks = [asyncio.ensure_future(rig.queue.enqueue(i)) for i in range(4)]
         await asyncio.sleep(0)
-        room = rig.core.shards[0].co.submit_line
+        room = rig.state.shards[0].coalescer.submit_line
         first = next(iter(room.futures))
         first.add_done_callback(lambda _: tasks[1].cancel())
         await settle()
@@ -322,10 +322,10 @@ async def test_a_wait_that_is_fed_by_several_shards_at_once(clock):
 async def test_a_damaged_record_never_blocks_the_head_of_the_queue(clock, monkeypatch):
     async with in_memory(clock) as engine:
         queue = engine.queue("mail")
-        engine._core.held_bytes_max = 0  # bodies from the store
+        engine._state.held_bytes_max = 0  # bodies from the store
         bad = await queue.enqueue(b"bad")
         await queue.enqueue(b"good")
-        store = engine._core.shards[0].store
+        store = engine._state.shards[0].store
         raw = store.get(b"t/" + bad.id)
         store.write([(b"t/" + bad.id, raw[:-1] + bytes([raw[-1] ^ 1]))])
         assert payloads(await queue.claim(limit=5)) == [b"good"]

@@ -24,12 +24,12 @@ CACHE_BYTES = 8 << 20
 
 
 def shard_of(engine, task_id):
-    return engine._core.shard_of(task_id)
+    return engine._state.shard_of(task_id)
 
 
 def rows_of(engine, prefix=b"w/"):
     found = []
-    for shard in engine._core.shards:
+    for shard in engine._state.shards:
         found += shard.store.scan(prefix, prefix[:-1] + bytes((prefix[-1] + 1,)), 100_000)
     return found
 
@@ -194,12 +194,12 @@ async def test_a_member_whose_join_a_power_cut_took_leaves_no_edges(clock):
         parts = engine.queue("parts")
         workflow = await engine.workflow()
         await workflow.add([NewTask(b"x", "parts")])
-        (shard,) = runtime_of(engine).core.shards
-        group = shard.co.begin()
+        (shard,) = runtime_of(engine).state.shards
+        group = shard.coalescer.begin()
         with group:
             group.ops.append((records.JOIN + bytes(workflow.id), None))
             group.ops.append((records.part_key(bytes(workflow.id), 0), None))
-        await shard.co.wait(group)
+        await shard.coalescer.wait(group)
         (lease,) = await parts.claim()
         assert shard.overlay.has(records.edges_key(lease.task_id))
         await lease.complete()
@@ -268,10 +268,10 @@ async def _left_halfway(engine, workflow, flags):
     """Write the mark of a cancel or a redrive, and nothing of what follows it."""
     shard = shard_of(engine, workflow.id)
     record = joins_module.join_of(shard, workflow.id)
-    group = shard.co.begin()
+    group = shard.coalescer.begin()
     with group:
         joins_module.put_join(group, workflow.id, record._replace(flags=record.flags | flags))
-    await shard.co.wait(group)
+    await shard.coalescer.wait(group)
 
 
 @pytest.mark.parametrize("ended", [0, 1, 3])
@@ -445,7 +445,7 @@ async def test_an_outbox_row_stays_until_its_end_is_synced_where_it_counts(tmp_p
     async with on_disk(tmp_path / "s", shards=4) as engine:
         _, waits = await _waits_elsewhere(engine)
         receiver = shard_of(engine, waits)
-        monkeypatch.setattr(type(receiver.co), "durable_number", 0)
+        monkeypatch.setattr(type(receiver.coalescer), "durable_number", 0)
         await complete_all(engine)
         sent = rows_of(engine, b"u/")
         assert sent

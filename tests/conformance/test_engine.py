@@ -549,7 +549,7 @@ async def test_queues(engine):
 async def test_fenced_off_from_other_threads(engine, queue):
     def use():
         with pytest.raises(lodeq.UsageError):
-            engine.sync.queue("mail").twin._core.check()
+            engine.sync.queue("mail").twin._state.check()
         engine.sync.queue("mail").enqueue(b"x")
 
     await anyio.to_thread.run_sync(use)

@@ -20,9 +20,9 @@ OF_PORTS = {
 # What a lease keeps for the engine, not for its holder.
 KEPT = {
     *(
-        "bucket",
+        "shard_queue",
         "codec",
-        "core",
+        "state",
         "dead_row",
         "deadline_mono",
         "expires_ms",

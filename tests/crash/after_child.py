@@ -90,7 +90,7 @@ class Life:
                 idle = 0
 
     async def judge(self) -> None:
-        shards = self.engine._core.shards  # the outbox has no public face
+        shards = self.engine._state.shards  # the outbox has no public face
         left = 1
         async with asyncio.timeout(20):
             while left:  # a row goes when its end is synced where it counts

@@ -19,7 +19,7 @@ from lodeq.repository.background import body_gc, event_publisher
 from lodeq.segments.bodies import files
 from lodeq.testing import Recorder
 
-LANES = (("alpha", ""), ("beta", "t"))
+TENANT_QUEUES = (("alpha", ""), ("beta", "t"))
 BACKOFF = lodeq.Backoff("fixed", base=0.01)
 KEYS = 24
 READY_MAX = 150
@@ -38,7 +38,7 @@ class Load:
         self.random = random.Random(config["seed"])
         self.queues = [
             engine.queue(name, tenant=tenant, lease=LONG_S, backoff=BACKOFF)
-            for name, tenant in LANES
+            for name, tenant in TENANT_QUEUES
         ]
         self.ids: list[Any] = []
 
@@ -54,7 +54,7 @@ class Load:
     def task(self, queue: int, *, keyed: bool, follows: bool = False) -> lodeq.NewTask:
         draw = self.random
         key = f"k{draw.randrange(KEYS)}" if keyed else None
-        name, tenant = LANES[queue]
+        name, tenant = TENANT_QUEUES[queue]
         is_own = not follows and draw.random() < 0.5  # of the queue it is given to
         return lodeq.NewTask(
             b"x" * draw.choice((0, 10, 100, 5000)),
@@ -94,7 +94,10 @@ class Load:
 
     async def producer(self) -> None:
         while True:
-            if sum(lane.pending for lane in [await q.stats() for q in self.queues]) > READY_MAX:
+            if (
+                sum(tenant_queue.pending for tenant_queue in [await q.stats() for q in self.queues])
+                > READY_MAX
+            ):
                 await asyncio.sleep(0.001)
                 continue
             await self.produce()

@@ -24,7 +24,7 @@ async def work(path, spawn, checkpoint):
     sys.stdout.flush()
     for _ in range(SYNCING >> 20):
         spawn(partial(mail.enqueue, bytes(1 << 20)))
-    while not any(shard.co._syncer._is_running for shard in engine._core.shards):
+    while not any(shard.coalescer._syncer._is_running for shard in engine._state.shards):
         await checkpoint()
     raise OwnError
 
@@ -49,16 +49,19 @@ def in_a_thread(path):
     kept = mail.enqueue(b"acknowledged")
     sys.stdout.write(kept.id.hex() + "\n")
     sys.stdout.flush()
-    core = engine._twin._core
-    synced = core.shards[0].co.stats.syncs
-    core.spawner.call_soon_threadsafe(
+    state = engine._twin._state
+    synced = state.shards[0].coalescer.stats.syncs
+    state.spawner.call_soon_threadsafe(
         lambda: [
             asyncio.ensure_future(engine._twin.queue("mail").enqueue(bytes(1 << 20)))
             for _ in range(SYNCING >> 20)
         ]
     )
     # In flight, or over before this thread had its turn: it must not wait for the next one.
-    while not (core.shards[0].co._syncer._is_running or core.shards[0].co.stats.syncs > synced):
+    while not (
+        state.shards[0].coalescer._syncer._is_running
+        or state.shards[0].coalescer.stats.syncs > synced
+    ):
         pass
     raise OwnError
 

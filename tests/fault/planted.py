@@ -60,9 +60,9 @@ def forget_the_failure() -> None:
     """The shard goes on after a failed commit."""
     fail = Coalescer.fail
 
-    def forgetful(co: Coalescer, *rest: Any) -> None:
-        fail(co, *rest)
-        co.status, co.status_error = SERVING, None
+    def forgetful(coalescer: Coalescer, *rest: Any) -> None:
+        fail(coalescer, *rest)
+        coalescer.status, coalescer.status_error = SERVING, None
 
     Coalescer.fail = forgetful  # type: ignore[method-assign]
 
@@ -94,11 +94,11 @@ def drop_refused_groups() -> None:
     """A group the full disk refused is forgotten, its callers told that all is well."""
     stall = Coalescer._stall
 
-    def careless(co: Coalescer, error: LodeqError) -> None:
-        group = co._pending.popleft()
-        co.applied_number = group.number
-        co._finish(group)
-        stall(co, error)
+    def careless(coalescer: Coalescer, error: LodeqError) -> None:
+        group = coalescer._pending.popleft()
+        coalescer.applied_number = group.number
+        coalescer._finish(group)
+        stall(coalescer, error)
 
     Coalescer._stall = careless  # type: ignore[method-assign]
 

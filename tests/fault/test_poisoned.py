@@ -38,13 +38,13 @@ async def test_a_task_whose_complete_failed_is_still_told_of() -> None:
         assert await rig.engine.result(receipt.id) is None  # and not: it never existed
         with pytest.raises(lodeq.StoragePoisonedError):  # and not: there is no such task
             await rig.engine.cancel(receipt.id)
-        assert rig.core.anomalies == []
+        assert rig.state.anomalies == []
 
 
 async def test_a_checkpoint_of_a_poisoned_store_is_refused(tmp_path: Path) -> None:
     async with lodeq.open(tmp_path / "store") as engine:
         await engine.queue("q").enqueue(b"x")
-        engine._core.shards[0].co.fail(CommitUnknownError("disk"))
+        engine._state.shards[0].coalescer.fail(CommitUnknownError("disk"))
         with pytest.raises(lodeq.StoragePoisonedError):
             await engine.checkpoint(tmp_path / "copy")
         assert not (tmp_path / "copy").exists()

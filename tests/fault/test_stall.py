@@ -56,7 +56,7 @@ async def test_callers_wait_and_go_on_in_order(durability: str) -> None:
         health = await rig.engine.health()
         assert not health.ok
         assert "is stalled" in health.reasons[0]
-        assert rig.core.shards[0].co.waiting == 8  # the others wait for room
+        assert rig.state.shards[0].coalescer.waiting == 8  # the others wait for room
         rig.timers.fire(RETRY_STALLED_S)
         await asyncio.wait_for(asyncio.gather(*tasks), 10)
         assert done == list(range(CALLERS))

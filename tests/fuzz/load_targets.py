@@ -54,8 +54,8 @@ def _manifest(rng: random.Random) -> bytes:
         for shard in range(shards)
         for family in ("g", "q", "t")
     )
-    buckets = tuple(
-        mf.BucketRows(
+    shard_queues = tuple(
+        mf.ShardQueueRows(
             shard,
             "mail",
             rng.choice(("", "acme")),
@@ -65,7 +65,9 @@ def _manifest(rng: random.Random) -> bytes:
         for shard in range(shards)
     )
     return mf.encode_manifest(
-        mf.Manifest("job-1", _id(rng), shards, "skip", _q(rng), _q(rng), files, buckets, ((0, 7),))
+        mf.Manifest(
+            "job-1", _id(rng), shards, "skip", _q(rng), _q(rng), files, shard_queues, ((0, 7),)
+        )
     )
 
 

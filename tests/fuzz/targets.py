@@ -166,7 +166,7 @@ def _event_row(rng: random.Random) -> bytes:
             rng.randrange(10),
             rng.randrange(9),
             _q(rng),
-            ev.lane_tag(_name(rng), rng.choice((b"", _name(rng)))),
+            ev.tenant_queue_tag(_name(rng), rng.choice((b"", _name(rng)))),
             rng.choice((b"", b"w1")),
             [_id(rng) for _ in range(rng.randrange(1, 4))],
         )
@@ -193,7 +193,7 @@ def _name(rng: random.Random) -> bytes:
 
 
 def _index_key(rng: random.Random) -> bytes:
-    prefix = ks.bucket_prefix(_name(rng), rng.choice((b"", _name(rng))))
+    prefix = ks.shard_queue_prefix(_name(rng), rng.choice((b"", _name(rng))))
     return rng.choice(
         (
             ks.ready_key(prefix, rng.randrange(10), _q(rng), _id(rng)),
@@ -204,7 +204,7 @@ def _index_key(rng: random.Random) -> bytes:
 
 
 def _encode_index_key(at: ks.IndexKey) -> bytes:
-    prefix = ks.bucket_prefix(at.queue, at.tenant)
+    prefix = ks.shard_queue_prefix(at.queue, at.tenant)
     if at.kind == ks.READY:
         return ks.ready_key(prefix, at.priority, at.seq, at.task_id)
     if at.kind == ks.DELAYED:

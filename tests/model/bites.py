@@ -22,15 +22,15 @@ __all__ = ["BUGS", "planted"]
 
 def nack_counts_nothing(real):
     """The attempt is forgotten: a task that always fails never dies."""
-    return lambda core, group, lease, **o: real(core, group, lease, **o | {"is_counted": False})
+    return lambda state, group, lease, **o: real(state, group, lease, **o | {"is_counted": False})
 
 
 def release_goes_to_the_tail(real):
     """Whoever gives a task back unworked moves it behind all others."""
 
-    def put_back(core, group, lease, *, delay_ms, reason, is_counted):
+    def put_back(state, group, lease, *, delay_ms, reason, is_counted):
         lease.attempt -= not is_counted
-        real(core, group, lease, delay_ms=delay_ms, reason=reason, is_counted=True)
+        real(state, group, lease, delay_ms=delay_ms, reason=reason, is_counted=True)
 
     return put_back
 
@@ -38,12 +38,12 @@ def release_goes_to_the_tail(real):
 def retention_ends_a_live_task(real):
     """A TTL that fires deletes whatever the id names, leased or not."""
 
-    def expire(core, shard, group, task_id, now_ms, *, is_dead):
-        lease = core.leases.get(task_id)
+    def expire(state, shard, group, task_id, now_ms, *, is_dead):
+        lease = state.leases.get(task_id)
         if lease is not None:
-            task_end.finish(core, group, lease, 3, error=b"ttl")
+            task_end.finish(state, group, lease, 3, error=b"ttl")
         else:
-            real(core, shard, group, task_id, now_ms, is_dead=is_dead)
+            real(state, shard, group, task_id, now_ms, is_dead=is_dead)
 
     return expire
 
@@ -51,9 +51,9 @@ def retention_ends_a_live_task(real):
 def window_is_forgotten(real):
     """A dedup key is free as soon as its task has ended."""
 
-    def holder(core, shard, item, now_ms):
-        held_by = real(core, shard, item, now_ms)
-        return held_by if held_by and enqueue.is_alive(core, shard, held_by) else None
+    def holder(state, shard, item, now_ms):
+        held_by = real(state, shard, item, now_ms)
+        return held_by if held_by and enqueue.is_alive(state, shard, held_by) else None
 
     return holder
 
@@ -69,31 +69,33 @@ def redrive_keeps_the_attempts(real):
 
 def pause_of_all_tenants_is_ignored(real):
     """It pauses the default tenant."""
-    return lambda core, queue, tenant, **o: real(core, queue, tenant or b"", **o)
+    return lambda state, queue, tenant, **o: real(state, queue, tenant or b"", **o)
 
 
 def reap_forgets_the_last_attempt(real):
     """An expired lease always goes back."""
 
-    def reap(core, group, lease, reason):
-        task_end.put_back(core, group, lease, delay_ms=0, reason=reason, is_counted=True)
+    def reap(state, group, lease, reason):
+        task_end.put_back(state, group, lease, delay_ms=0, reason=reason, is_counted=True)
 
     return reap
 
 
 def turns_follow_priority(real):
     """The claims of all tenants serve the first tenant until it has nothing left."""
-    return lambda core, lane, limit, out, room: real(core, lane, len(out) + 2, out, room)
+    return lambda state, tenant_queue, limit, out, room: real(
+        state, tenant_queue, len(out) + 2, out, room
+    )
 
 
 def starvation_counts_claims(real):
     """The overdue get one task of every eighth claim, however many it grants."""
 
-    def pick_fair(core, lane, limit, out, room, boost_after_s):
-        claims = lane.claims
-        real(core, lane, 1, out, room, boost_after_s)
-        lane.claims = claims + 1
-        claim_order._pick_lane(core, lane, limit, out, room)
+    def pick_fair(state, tenant_queue, limit, out, room, boost_after_s):
+        claims = tenant_queue.claims
+        real(state, tenant_queue, 1, out, room, boost_after_s)
+        tenant_queue.claims = claims + 1
+        claim_order._pick_tenant_queue(state, tenant_queue, limit, out, room)
 
     return pick_fair
 
@@ -102,7 +104,7 @@ def release_gives_its_start_back(real):
     """A rate counts what is leased."""
 
     def ended(limits, lease):
-        limit = lease.bucket.lane.topic.limit
+        limit = lease.shard_queue.tenant_queue.queue_state.limit
         if limit is not None and limit.window is not None:
             limit.window.start(limits._now_us(), -1)
         real(limits, lease)
@@ -112,7 +114,7 @@ def release_gives_its_start_back(real):
 
 def claim_of_one_is_not_counted(real):
     """The short way of a claim forgets the limits."""
-    return lambda limits, topic, now_mono: None
+    return lambda limits, queue_state, now_mono: None
 
 
 def reprioritise_goes_to_the_tail(real):
@@ -123,13 +125,13 @@ def reprioritise_goes_to_the_tail(real):
 def reprioritise_starts_anew(real):
     """It gets all its attempts again."""
 
-    def reprioritise(core, group, shard, task, *, priority):
-        location = bulk_acts._where(core, shard, task)
+    def reprioritise(state, group, shard, task, *, priority):
+        location = bulk_acts._where(state, shard, task)
         if location is not None:
             anew = location._replace(row=location.row._replace(attempts=0))
             with mock.patch.object(bulk_acts, "_where", return_value=anew):
-                return real(core, group, shard, task, priority=priority)
-        return real(core, group, shard, task, priority=priority)
+                return real(state, group, shard, task, priority=priority)
+        return real(state, group, shard, task, priority=priority)
 
     return reprioritise
 
@@ -137,9 +139,9 @@ def reprioritise_starts_anew(real):
 def delete_leaves_the_result(real):
     """A dead letter goes, and what is known of its end stays."""
 
-    def forget(core, shard, group, task_id, record):
+    def forget(state, shard, group, task_id, record):
         if record.status != Status.DEAD:
-            real(core, shard, group, task_id, record)
+            real(state, shard, group, task_id, record)
 
     return forget
 
@@ -147,10 +149,10 @@ def delete_leaves_the_result(real):
 def delete_takes_the_window_along(real):
     """The key of a dead letter is free at once."""
 
-    def end_task(core, group, location, status, error):
-        shard = location.bucket.shard
+    def end_task(state, group, location, status, error):
+        shard = location.shard_queue.shard
         task = read_task(shard, location.task_id)
-        real(core, group, location, status, error)
+        real(state, group, location, status, error)
         if task is not None and task.ghost:
             drop_ghost(shard, group, task.ghost)
 
@@ -160,16 +162,16 @@ def delete_takes_the_window_along(real):
 def dead_letter_comes_back_ready(real):
     """A lease of a dead letter that nobody answers hands the task out again."""
 
-    def lay_back(core, group, lease):
+    def lay_back(state, group, lease):
         lease.flags &= ~DEAD_LEASE
-        task_end.put_back(core, group, lease, delay_ms=0, reason=b"", is_counted=True)
+        task_end.put_back(state, group, lease, delay_ms=0, reason=b"", is_counted=True)
 
     return lay_back
 
 
 def death_is_not_taken_back(real):
     """A dead letter that is completed leaves the result of its death in the counters."""
-    return lambda core, group, lease: None
+    return lambda state, group, lease: None
 
 
 BUGS = {

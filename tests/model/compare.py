@@ -102,7 +102,7 @@ class Compare:
 
     async def settle_tie(self, tie, seqs, last):
         """Every one is behind ``last`` and of its own moment; the latest."""
-        found, by_lane = [], {}
+        found, by_tenant_queue = [], {}
         for t, rank, least in tie:
             n, result = t.spec.n, self.ref.results.get(t.spec.n)
             seq = seqs.get(self.ids[n])
@@ -114,9 +114,9 @@ class Compare:
             assert low < seq < high, (n, low, seq, high, least, last, tie)
             found.append(seq)
             t.seq = seq
-            by_lane.setdefault((t.spec.queue, t.spec.tenant), []).append((seq, rank))
+            by_tenant_queue.setdefault((t.spec.queue, t.spec.tenant), []).append((seq, rank))
         assert len(set(found)) == len(found)
-        for places in by_lane.values() if self.shards == 1 else ():
+        for places in by_tenant_queue.values() if self.shards == 1 else ():
             ranks = [rank for _, rank in sorted(places)]
             assert ranks == sorted(ranks), places
         return max(found, default=last)

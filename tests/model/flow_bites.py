@@ -56,9 +56,9 @@ def redrive_keeps_the_generation(real):
 def cancel_leaves_what_runs(real):
     """A cancel of the whole ends only what nobody works on."""
 
-    def cancel_one(core, shard, group, task_id):
-        if task_id not in core.leases:
-            real(core, shard, group, task_id)
+    def cancel_one(state, shard, group, task_id):
+        if task_id not in state.leases:
+            real(state, shard, group, task_id)
 
     return cancel_one
 

@@ -6,7 +6,7 @@ from model.compare import compare, us
 from model.facts import Policy
 from model.flow_reference import FlowReference
 from model.machine import PLAIN, Model, picks
-from model.world import LANES, MONO_US
+from model.world import MONO_US, TENANT_QUEUES
 
 from lodeq.engine.runtime.ids import slot_of_id
 
@@ -52,8 +52,8 @@ class FlowModel(Model):
     def number_in(self, lease):
         return next(n for n, task_id in self.ids.items() if task_id == lease.task_id)
 
-    def spec_of(self, lane, ttl=None, priority=5):
-        return self.spec(lane, POLICY, PLAIN | {"ttl": ttl, "priority": priority})
+    def spec_of(self, tenant_queue, ttl=None, priority=5):
+        return self.spec(tenant_queue, POLICY, PLAIN | {"ttl": ttl, "priority": priority})
 
     def task_of(self, s):
         o = PLAIN | {"ttl": None if s.ttl is None else s.ttl / 1000, "max_attempts": 2}
@@ -81,9 +81,14 @@ class FlowModel(Model):
 
     # -- rules -------------------------------------------------------------------------------
 
-    @rule(lane=st.sampled_from(LANES), on_failure=failures, ttl=ttls, has_callback=st.booleans())
-    def open_flow(self, lane, on_failure, ttl, has_callback=True):
-        s = self.spec_of(lane, ttl)
+    @rule(
+        tenant_queue=st.sampled_from(TENANT_QUEUES),
+        on_failure=failures,
+        ttl=ttls,
+        has_callback=st.booleans(),
+    )
+    def open_flow(self, tenant_queue, on_failure, ttl, has_callback=True):
+        s = self.spec_of(tenant_queue, ttl)
         has_callback = has_callback or s.n % 3 > 0
         task = self.task_of(s) if has_callback else None
         number = len(self.flows)
@@ -102,15 +107,15 @@ class FlowModel(Model):
     @has_flows
     @rule(
         pick=picks,
-        lane=st.sampled_from(LANES),
+        tenant_queue=st.sampled_from(TENANT_QUEUES),
         shape=shapes,
         members=st.lists(ttls, min_size=1, max_size=4),
         sources=st.lists(picks, min_size=1, max_size=3),
     )
-    def add_members(self, pick, lane, shape, members, sources):
+    def add_members(self, pick, tenant_queue, shape, members, sources):
         flow = self.flow_at(pick)
         join, handle = self.join_of(flow), self.handle(flow)
-        specs = [self.spec_of(lane, ttl) for ttl in members]
+        specs = [self.spec_of(tenant_queue, ttl) for ttl in members]
         new = [self.task_of(s) for s in specs]
         there = [p.n for p in join.parts]
         after = []
@@ -163,17 +168,17 @@ class FlowModel(Model):
         assert ours == theirs
 
     @rule(
-        lane=st.sampled_from(LANES),
+        tenant_queue=st.sampled_from(TENANT_QUEUES),
         on_failure=failures,
         ttl=ttls,
         sources=st.lists(picks, min_size=1, max_size=4),
     )
-    def wait_for(self, lane, on_failure, ttl, sources):
+    def wait_for(self, tenant_queue, on_failure, ttl, sources):
         if not self.ids:
             return
         numbers = list(self.ids)[-16:]
         after = [numbers[one % len(numbers)] for one in sources]
-        s = self.spec_of(lane, ttl)
+        s = self.spec_of(tenant_queue, ttl)
         call = self.engine.enqueue_after(
             self.task_of(s), [self.ids[n] for n in after], on_failure=on_failure
         )
@@ -183,7 +188,7 @@ class FlowModel(Model):
             self.touched.add(s.n)
 
     @rule(
-        lane=st.sampled_from(LANES[:2]),
+        tenant_queue=st.sampled_from(TENANT_QUEUES[:2]),
         on_failure=failures,
         shape=st.sampled_from(["flat", "chain"]),
         hows=st.lists(
@@ -192,19 +197,19 @@ class FlowModel(Model):
             max_size=4,
         ),
     )
-    def run_a_flow(self, lane, on_failure, shape, hows):
+    def run_a_flow(self, tenant_queue, on_failure, shape, hows):
         """From its opening to the ends of its members."""
         count = len(self.flows)
-        self.open_flow(lane, on_failure, None, True)
+        self.open_flow(tenant_queue, on_failure, None, True)
         if len(self.flows) == count:
             return
-        self.add_members(count, lane, shape, [None] * len(hows), [0])
+        self.add_members(count, tenant_queue, shape, [None] * len(hows), [0])
         self.same()
         self.seal(count)
         self.same()
         for how in hows:
             leases = len(self.leases)
-            self.take([lane], 1, None, "", False)
+            self.take([tenant_queue], 1, None, "", False)
             for lease, theirs, task in self.leases[leases:]:
                 self.touched.add(task.spec.n)
                 if how == "complete":
@@ -234,8 +239,8 @@ class FlowModel(Model):
     async def settled(self):
         """Joins on other slots have counted what was sent to them."""
         for _ in range(2):  # the second sees what the first has led to
-            for groups in self.engine._core.flows.slices():
-                for one in [shard.co.wait(g) for shard, g in groups.items() if g.ops]:
+            for groups in self.engine._state.flows.slices():
+                for one in [shard.coalescer.wait(g) for shard, g in groups.items() if g.ops]:
                     await one
 
     @invariant()

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from model.compare import payload, us
 from model.facts import Policy, RefusedError
-from model.world import ENDS, LANES, POLICIES, STARVATION_S, STATES, World, ms
+from model.world import ENDS, POLICIES, STARVATION_S, STATES, TENANT_QUEUES, World, ms
 
 from lodeq import TaskFilter
 
-lanes = st.sampled_from(LANES)
+tenant_queues = st.sampled_from(TENANT_QUEUES)
 picks = st.integers(0, 31)
 delays = st.sampled_from([None, 0, 0.5, 3])
 lengths = st.sampled_from([None, 1.0, 2.5, 30.0])
@@ -36,7 +36,7 @@ PLAIN = dict.fromkeys(("delay", "ttl", "key", "window", "headers", "max_attempts
 }
 plain = st.just(PLAIN)
 tasks = st.one_of(plain, options)
-many = st.lists(st.tuples(st.sampled_from([None, *LANES]), tasks), min_size=1, max_size=6)
+many = st.lists(st.tuples(st.sampled_from([None, *TENANT_QUEUES]), tasks), min_size=1, max_size=6)
 
 
 class Model(World):
@@ -44,11 +44,11 @@ class Model(World):
 
     # -- rules: in -------------------------------------------------------------------------
 
-    @rule(lane=lanes, o=tasks)
-    def enqueue(self, lane, o):
-        s = self.spec(lane, POLICIES[lane[0]], o)
+    @rule(tenant_queue=tenant_queues, o=tasks)
+    def enqueue(self, tenant_queue, o):
+        s = self.spec(tenant_queue, POLICIES[tenant_queue[0]], o)
         t = self.new_task(s, o)
-        call = self.queues[lane].enqueue(
+        call = self.queues[tenant_queue].enqueue(
             t.payload,
             priority=t.priority,
             delay=t.delay,
@@ -63,17 +63,17 @@ class Model(World):
         if receipt is not None:
             self.same_receipt(receipt, expected)
 
-    @rule(lane=st.sampled_from([None, *LANES]), given=many, atomic=st.booleans())
-    def enqueue_many(self, lane, given, atomic):
+    @rule(tenant_queue=st.sampled_from([None, *TENANT_QUEUES]), given=many, atomic=st.booleans())
+    def enqueue_many(self, tenant_queue, given, atomic):
         specs, new = [], []
         for at, o in given:
-            if lane is None and at is None:
-                at = LANES[0]
-            is_of_queue = at is None or (lane is not None and at[0] == lane[0])
-            policy = POLICIES[lane[0]] if is_of_queue else Policy()
-            specs.append(self.spec(lane if at is None else at, policy, o))
+            if tenant_queue is None and at is None:
+                at = TENANT_QUEUES[0]
+            is_of_queue = at is None or (tenant_queue is not None and at[0] == tenant_queue[0])
+            policy = POLICIES[tenant_queue[0]] if is_of_queue else Policy()
+            specs.append(self.spec(tenant_queue if at is None else at, policy, o))
             new.append(self.new_task(specs[-1], o, at))
-        to = self.engine if lane is None else self.queues[lane]
+        to = self.engine if tenant_queue is None else self.queues[tenant_queue]
         theirs = self.refs(self.ref_many, specs, atomic)
         receipts, name, error = self.run(self.engines(to.enqueue_many(new, atomic=atomic)))
         assert name == theirs[1], f"{name} instead of {theirs}: {error}"
@@ -94,9 +94,9 @@ class Model(World):
 
     # -- rules: out ------------------------------------------------------------------------
 
-    def lane_at(self, pick, *states):
-        """A lane that has such tasks, if there is one."""
-        found = [x for x in LANES if self.ref.of(*x, *states)] or LANES
+    def tenant_queue_at(self, pick, *states):
+        """A tenant queue that has such tasks, if there is one."""
+        found = [x for x in TENANT_QUEUES if self.ref.of(*x, *states)] or TENANT_QUEUES
         return found[pick % len(found)]
 
     has_ready = precondition(
@@ -108,7 +108,7 @@ class Model(World):
     @has_ready
     @rule(
         pick=picks,
-        more=st.lists(lanes, max_size=3),
+        more=st.lists(tenant_queues, max_size=3),
         limit=st.sampled_from([1, 1, 2, 5]),
         length=lengths,
         worker=st.sampled_from(["", "w1"]),
@@ -116,12 +116,12 @@ class Model(World):
     )
     def claim(self, pick, more, limit, length, worker, exported):
         more = more if pick > 7 else []
-        self.take([self.lane_at(pick, "ready"), *more], limit, length, worker, exported)
+        self.take([self.tenant_queue_at(pick, "ready"), *more], limit, length, worker, exported)
 
     @has_ready
     @rule(
         pick=picks,
-        more=st.lists(lanes, max_size=2),
+        more=st.lists(tenant_queues, max_size=2),
         limit=st.sampled_from([1, 2, 5]),
         length=lengths,
     )
@@ -134,22 +134,28 @@ class Model(World):
             self.pass_time((-self.ref.wall % 1_000_000) or 1_000_000)
             self.same()
         more = more if pick > 15 else []
-        self.take([(self.lane_at(pick, "ready")[0], None), *more], limit, length, "", False)
+        self.take([(self.tenant_queue_at(pick, "ready")[0], None), *more], limit, length, "", False)
 
     @rule(
         pick=picks,
-        more=st.lists(lanes, max_size=2),
+        more=st.lists(tenant_queues, max_size=2),
         limit=st.sampled_from([1, 3, 20]),
         crowd=st.lists(st.sampled_from([0, 5, 9]), max_size=10),
     )
     def claim_with_starvation(self, pick, more, limit, crowd):
-        keys = list(dict.fromkeys([self.lane_at(pick, "ready"), *(more if pick > 7 else [])]))
+        keys = list(
+            dict.fromkeys([self.tenant_queue_at(pick, "ready"), *(more if pick > 7 else [])])
+        )
         for priority in crowd:
             self.enqueue(keys[0], PLAIN | {"priority": priority})
         self.same()  # takes their seq over before any of them is claimed
         if len(keys) == 1:
-            lane = self.engine._core.find_lane(*(name.encode() for name in keys[0]))
-            if lane is None or not lane.claims:  # nothing was left of it: it counts anew
+            tenant_queue = self.engine._state.find_tenant_queue(
+                *(name.encode() for name in keys[0])
+            )
+            if (
+                tenant_queue is None or not tenant_queue.claims
+            ):  # nothing was left of it: it counts anew
                 self.ref.counts[keys[0]] = 0
             call = self.hungry[keys[0]].claim(limit=limit)
         else:
@@ -189,7 +195,7 @@ class Model(World):
         exported=st.sampled_from([False, False, True]),
     )
     def claim_dead(self, pick, limit, length, exported):
-        queue, tenant = self.lane_at(pick, "dead")
+        queue, tenant = self.tenant_queue_at(pick, "dead")
         leases = self.run(
             self.queues[queue, tenant].claim(
                 limit=limit, lease=length, worker="w2", exported=exported, dead=True
@@ -255,7 +261,7 @@ class Model(World):
         pick=picks,
         result=st.sampled_from([None, b"r", {"k": [1]}]),
         keep=st.sampled_from([True, True, False]),
-        then=st.lists(st.tuples(st.sampled_from([None, None, *LANES]), tasks), max_size=2),
+        then=st.lists(st.tuples(st.sampled_from([None, None, *TENANT_QUEUES]), tasks), max_size=2),
     )
     def complete(self, pick, result, keep, then):
         lease, theirs, task = self.lease_at(pick)
@@ -279,9 +285,9 @@ class Model(World):
     def find_new(self, specs):
         """The ids of follow-ups, which nobody is told: by their payloads."""
         wanted = {s.n: s for s in specs}
-        for lane in {(s.queue, s.tenant) for s in wanted.values()}:
+        for tenant_queue in {(s.queue, s.tenant) for s in wanted.values()}:
             for state in ("ready", "delayed"):
-                for t in self.run(self.queues[lane].list(state, limit=10_000)):
+                for t in self.run(self.queues[tenant_queue].list(state, limit=10_000)):
                     if int(t.payload) in wanted:
                         self.ids[int(t.payload)] = t.id
 
@@ -358,21 +364,21 @@ class Model(World):
     @has_dead
     @rule(pick=picks)
     def redrive(self, pick):
-        lane = ("a", None) if pick > 23 else self.lane_at(pick, "dead")
-        dead = self.ref.of(*lane, "dead")
+        tenant_queue = ("a", None) if pick > 23 else self.tenant_queue_at(pick, "dead")
+        dead = self.ref.of(*tenant_queue, "dead")
         self.touched |= {t.spec.n for t in dead}
-        order = {t.id: i for i, t in enumerate(self.run(self.queues[lane].list("dead")))}
+        order = {t.id: i for i, t in enumerate(self.run(self.queues[tenant_queue].list("dead")))}
         dead.sort(key=lambda t: order[self.ids[t.spec.n]])
-        ours, theirs = self.both(self.queues[lane].redrive(), self.ref.redrive, dead)
+        ours, theirs = self.both(self.queues[tenant_queue].redrive(), self.ref.redrive, dead)
         assert ours == theirs[0]
 
     @has_ids
     @rule(pick=picks)
     def redrive_one(self, pick):
-        lane = self.lane_at(pick, "dead")
-        dead = self.ref.of(*lane, "dead") if pick % 4 else []
+        tenant_queue = self.tenant_queue_at(pick, "dead")
+        dead = self.ref.of(*tenant_queue, "dead") if pick % 4 else []
         n = dead[pick % len(dead)].spec.n if dead else self.number_at(pick)
-        dead = [t for t in self.ref.of(*lane, "dead") if t.spec.n == n]
+        dead = [t for t in self.ref.of(*tenant_queue, "dead") if t.spec.n == n]
 
         def expected():
             if not dead:
@@ -381,7 +387,7 @@ class Model(World):
                 raise RefusedError("DuplicateTaskError")
             return 1
 
-        ours, theirs = self.both(self.queues[lane].redrive([self.ids[n]]), expected)
+        ours, theirs = self.both(self.queues[tenant_queue].redrive([self.ids[n]]), expected)
         assert ours == theirs
 
     # -- rules: acts on what a filter means ---------------------------------------------------
@@ -411,19 +417,19 @@ class Model(World):
         priority=st.sampled_from([0, 5, 9]),
     )
     def reprioritise(self, pick, every, state, priority):
-        lane = self.lane_at(pick, *([state] if state else ["ready", "delayed"]))
-        lane = ("a", None) if every and lane[0] == "a" else lane
-        tasks = self.ref.of(*lane, *([state] if state else STATES))
+        tenant_queue = self.tenant_queue_at(pick, *([state] if state else ["ready", "delayed"]))
+        tenant_queue = ("a", None) if every and tenant_queue[0] == "a" else tenant_queue
+        tasks = self.ref.of(*tenant_queue, *([state] if state else STATES))
         self.touched |= {t.spec.n for t in tasks}
-        meant = TaskFilter(queue=lane[0], tenant=lane[1], state=state)
+        meant = TaskFilter(queue=tenant_queue[0], tenant=tenant_queue[1], state=state)
         ours = self.act("reprioritise", meant, priority=priority)
         assert ours == self.ref.reprioritise(tasks, priority)
 
-    def bury_keyed(self, lane):
+    def bury_keyed(self, tenant_queue):
         """Dead letters whose windows may still be open."""
-        self.enqueue(lane, PLAIN | {"key": "x", "window": 30})
+        self.enqueue(tenant_queue, PLAIN | {"key": "x", "window": 30})
         self.same()
-        self.take([lane], 5, None, "", False)
+        self.take([tenant_queue], 5, None, "", False)
         for lease, theirs, task in self.leases:
             if task.lease is theirs is not None and task.spec.key is not None:
                 self.both(lease.bury("no"), self.ref.bury, task, theirs, "no")
@@ -436,16 +442,20 @@ class Model(World):
     )
     def delete(self, pick, state, keyed):
         if keyed:
-            self.bury_keyed(self.lane_at(pick, "dead"))
-        lane = self.lane_at(pick, "dead") if pick % 2 else LANES[pick % len(LANES)]
+            self.bury_keyed(self.tenant_queue_at(pick, "dead"))
+        tenant_queue = (
+            self.tenant_queue_at(pick, "dead")
+            if pick % 2
+            else TENANT_QUEUES[pick % len(TENANT_QUEUES)]
+        )
         states = ("dead", *ENDS) if state is None else (state,)
         # What ended before the act by the wall clock, which may have stepped back since.
-        dead = {t.spec.n for t in self.ref.of(*lane, "dead") if t.died <= self.ref.ms}
+        dead = {t.spec.n for t in self.ref.of(*tenant_queue, "dead") if t.died <= self.ref.ms}
         dead = dead if "dead" in states else set()
         over = {
             n
             for n, r in self.ref.results.items()
-            if (r.spec.queue, r.spec.tenant) == lane
+            if (r.spec.queue, r.spec.tenant) == tenant_queue
             and r.status in set(states) - {"dead"}
             and r.finished <= self.ref.wall
         }
@@ -453,10 +463,12 @@ class Model(World):
             return
         self.touched |= dead | over
         keys = [t.spec.key for n in sorted(dead) if (t := self.ref.tasks[n]).spec.key is not None]
-        ours = self.act("delete", TaskFilter(queue=lane[0], tenant=lane[1], state=state))
+        ours = self.act(
+            "delete", TaskFilter(queue=tenant_queue[0], tenant=tenant_queue[1], state=state)
+        )
         assert ours == self.ref.delete(dead | over)
         if keys:  # its window may still be open
-            self.enqueue(lane, PLAIN | {"key": keys[pick % len(keys)][-1]})
+            self.enqueue(tenant_queue, PLAIN | {"key": keys[pick % len(keys)][-1]})
 
     # -- rules: queues --------------------------------------------------------------------------
 
@@ -467,19 +479,21 @@ class Model(World):
     )
     def operate(self, pick, every, what):
         """``purge``, or what it says."""
-        lane = self.lane_at(pick, what or "ready")
-        lane = ("a", None) if every and lane[0] == "a" else lane
+        tenant_queue = self.tenant_queue_at(pick, what or "ready")
+        tenant_queue = ("a", None) if every and tenant_queue[0] == "a" else tenant_queue
         if what == "pause":
-            self.run(self.queues[lane].pause())
-            self.ref.paused.add(lane)
+            self.run(self.queues[tenant_queue].pause())
+            self.ref.paused.add(tenant_queue)
         elif what == "resume":
-            for one in list(self.ref.paused) or [lane]:
+            for one in list(self.ref.paused) or [tenant_queue]:
                 self.run(self.queues[one].resume())
                 self.ref.paused.discard(one)
         else:
             states = STATES[:2] + STATES[3:] if what is None else (what,)
-            self.touched |= {t.spec.n for t in self.ref.of(*lane, *states)}
-            ours, theirs = self.both(self.queues[lane].purge(what), self.ref.purge, *lane, *states)
+            self.touched |= {t.spec.n for t in self.ref.of(*tenant_queue, *states)}
+            ours, theirs = self.both(
+                self.queues[tenant_queue].purge(what), self.ref.purge, *tenant_queue, *states
+            )
             assert ours == theirs
 
     @rule(

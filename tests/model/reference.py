@@ -36,7 +36,9 @@ class Reference:
     counts: Counter = field(default_factory=Counter)  # of claims with starvation: tasks granted
     totals: Counter = field(default_factory=Counter)
     says: dict = field(default_factory=dict)  # number -> that of the payload, where it is another
-    tails: list = field(default_factory=list)  # of [(task, rank within its lane, least seq), …]
+    tails: list = field(
+        default_factory=list
+    )  # of [(task, rank within its tenant queue, least seq), …]
 
     # -- small words ---------------------------------------------------------------------
 
@@ -247,30 +249,30 @@ class Reference:
         return concurrency is None or leased + picked < concurrency
 
     def heads(self, queue, tenant):
-        """The first of each lane a claim may serve."""
+        """The first of each tenant queue a claim may serve."""
         best = {}
         if not self.has_room(queue):
             return best
         for t in sorted(self.of(queue, tenant, "ready"), key=lambda t: t.order):
-            lane = (queue, t.spec.tenant)
-            if (queue, None) not in self.paused and lane not in self.paused:
-                best.setdefault(lane, t)
+            tenant_queue = (queue, t.spec.tenant)
+            if (queue, None) not in self.paused and tenant_queue not in self.paused:
+                best.setdefault(tenant_queue, t)
         return best
 
-    def turn(self, lane):
-        """A claim of all tenants serves ``lane``: nobody twice while another waits."""
-        waiting = self.heads(lane[0], None)
+    def turn(self, tenant_queue):
+        """A claim of all tenants serves ``tenant_queue``: nobody twice while another waits."""
+        waiting = self.heads(tenant_queue[0], None)
         for other in waiting:
-            if other != lane and lane in self.passed[other]:
-                raise AssertionError(f"{lane} was served twice while {other} waited")
+            if other != tenant_queue and tenant_queue in self.passed[other]:
+                raise AssertionError(f"{tenant_queue} was served twice while {other} waited")
         for other, served in self.passed.items():
             if other in waiting:
-                served.add(lane)
-            elif other[0] == lane[0]:
+                served.add(tenant_queue)
+            elif other[0] == tenant_queue[0]:
                 served.clear()
 
     def overdue(self, keys, starvation):
-        """The oldest task that has been ready for so long, of lanes that are not paused."""
+        """The oldest task that has been ready for so long, of tenant queues that are not paused."""
         tasks = [
             t
             for queue, tenant in keys
@@ -305,7 +307,7 @@ class Reference:
             }
             task = min(named, key=lambda t: t.order, default=None)
             if turns and len(out) < len(seen) and (task is None or seen[len(out)] != task.spec.n):
-                chosen = turns[seen[len(out)]]  # KeyError: not the first of its lane
+                chosen = turns[seen[len(out)]]  # KeyError: not the first of its tenant queue
                 assert task is None or chosen.order <= task.order
                 self.turn((chosen.spec.queue, chosen.spec.tenant))
                 task = chosen
@@ -559,7 +561,7 @@ class Reference:
                 known = [self.mono - max(0, self.wall - lease.leased) for lease in leases]
                 known = [at for at in known if at > self.mono - period]
                 self.starts[queue] = [*known, *[self.mono] * (n - len(known))]
-        self.totals, self.passed = Counter(), {lane: set() for lane in self.passed}
+        self.totals, self.passed = Counter(), {tenant_queue: set() for tenant_queue in self.passed}
         self.counts = Counter()
         back = {}
         for t in self.tasks.values():

@@ -19,7 +19,7 @@ from lodeq.repository.api.open import open_in_memory
 from lodeq.testing import ManualClock
 
 MONO_US = 1_000_000_000
-LANES = [("a", ""), ("a", "t"), ("a", "u"), ("b", "")]
+TENANT_QUEUES = [("a", ""), ("a", "t"), ("a", "u"), ("b", "")]
 OPTIONS = {
     "a": {"max_attempts": 3, "retention": 10, "dead_retention": 6.5, "backoff": 2.0},
     "b": {"max_attempts": 2, "retention": 0, "dead_retention": 20, "backoff": 0.0},
@@ -73,16 +73,19 @@ class World(RuleBasedStateMachine):
         }
         self.engine = await self.opening(options)
         self.queues = {
-            lane: self.engine.queue(
-                lane[0],
-                tenant=lane[1],
-                **OPTIONS[lane[0]] | {"backoff": Backoff("fixed", OPTIONS[lane[0]]["backoff"])},
+            tenant_queue: self.engine.queue(
+                tenant_queue[0],
+                tenant=tenant_queue[1],
+                **OPTIONS[tenant_queue[0]]
+                | {"backoff": Backoff("fixed", OPTIONS[tenant_queue[0]]["backoff"])},
             )
-            for lane in LANES
+            for tenant_queue in TENANT_QUEUES
         }
         self.hungry = {
-            lane: self.engine.queue(lane[0], tenant=lane[1], boost_after=STARVATION_S)
-            for lane in LANES
+            tenant_queue: self.engine.queue(
+                tenant_queue[0], tenant=tenant_queue[1], boost_after=STARVATION_S
+            )
+            for tenant_queue in TENANT_QUEUES
         }
         for name in OPTIONS:
             self.queues[name, None] = self.engine.queue(name, tenant=ALL_TENANTS)
@@ -133,28 +136,28 @@ class World(RuleBasedStateMachine):
         assert ours[1] == theirs[1], f"{ours} instead of {theirs}"
         return ours[0], theirs[0]
 
-    def spec(self, lane, policy, o):
+    def spec(self, tenant_queue, policy, o):
         self.n += 1
         if o["max_attempts"] is not None:
             policy = policy._replace(attempts=o["max_attempts"])
         keyed = o["key"] is not None
         return Spec(
             self.n,
-            *lane,
+            *tenant_queue,
             policy,
             o["priority"],
             ms(o["delay"]) or 0,
             ms(o["ttl"]),
-            (*lane, o["key"]) if keyed else None,
+            (*tenant_queue, o["key"]) if keyed else None,
             ms(o["window"]) if keyed else None,
             o["on_conflict"] if keyed else "return",
             o["headers"],
         )
 
-    def new_task(self, s, o, lane=None):
+    def new_task(self, s, o, tenant_queue=None):
         return NewTask(
             payload(s.n),
-            *(lane or (None, None)),
+            *(tenant_queue or (None, None)),
             s.priority,
             o["delay"],
             None,

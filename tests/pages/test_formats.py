@@ -83,20 +83,22 @@ RESULT = encode_result(
     )
 )
 SECRET = bytes(range(32))
-LANE = events.lane_tag(b"mail", b"acme")
-CLAIMED = events.pack_run(events.CLAIMED, 7, 1, NOW_US + 1_000_000, LANE, b"w1", [ID])
+TENANT_QUEUE = events.tenant_queue_tag(b"mail", b"acme")
+CLAIMED = events.pack_run(events.CLAIMED, 7, 1, NOW_US + 1_000_000, TENANT_QUEUE, b"w1", [ID])
 EXAMPLES = {
     "task key": ks.TASK + ID,
     "task record": TASK,
     "face": FACE,
     "task record with a face": encode_task(decode_task(TASK)._replace(face=FACE)),
     "result record with a face": encode_result(decode_result(RESULT)._replace(face=FACE)),
-    "ready key": ks.ready_key(ks.bucket_prefix(b"mail", b"acme"), 7, SEQ, ID),
+    "ready key": ks.ready_key(ks.shard_queue_prefix(b"mail", b"acme"), 7, SEQ, ID),
     "ready row": small.encode_index_row(small.IndexRow(0, 7, 0, len(TASK), 0, b"")),
     "lease record": LEASE,
     "result record": RESULT,
     "expiry key": ks.expiry_key(1_700_003_602_000, NUMBER + 2),
-    "expiry row": small.encode_expiry([b"B" + ks.bucket_hash(SECRET, b"mail", b"acme"), b"c" + ID]),
+    "expiry row": small.encode_expiry(
+        [b"B" + ks.shard_queue_hash(SECRET, b"mail", b"acme"), b"c" + ID]
+    ),
     "counters key": ks.counters_key(b"mail", b"acme"),
     "counters row": small.encode_counters(1, 0, 0, 0, 0),
     "body row": small.encode_body(small.BodyRow(27, 3, 64, bytes(range(16)))),

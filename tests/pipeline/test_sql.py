@@ -34,7 +34,7 @@ def rows() -> pa.Table:
 
 def test_routes_and_keys_are_those_of_the_engine(spark: SparkSession) -> None:
     table = rows()
-    prefix = sql.bucket_prefix(col("queue"), col("tenant"))
+    prefix = sql.shard_queue_prefix(col("queue"), col("tenant"))
     found = (
         spark.createDataFrame(table)
         .select(
@@ -54,7 +54,7 @@ def test_routes_and_keys_are_those_of_the_engine(spark: SparkSession) -> None:
     assert len(found) == KEYS
     for row, have in zip(table.to_pylist(), sorted(found, key=lambda row: row["n"]), strict=True):
         queue, tenant = row["queue"].encode(), row["tenant"].encode()
-        own = ks.bucket_prefix(queue, tenant)
+        own = ks.shard_queue_prefix(queue, tenant)
         assert have == {
             "n": row["n"],
             "slot": slot_of(row["raw"]),
@@ -71,7 +71,7 @@ def test_routes_and_keys_are_those_of_the_engine(spark: SparkSession) -> None:
 def test_the_order_of_keys_is_the_stores(spark: SparkSession) -> None:
     table = rows().slice(0, 500)
     key = sql.ready_key(
-        sql.bucket_prefix(col("queue"), col("tenant")), col("priority"), col("seq"), col("id")
+        sql.shard_queue_prefix(col("queue"), col("tenant")), col("priority"), col("seq"), col("id")
     )
     ordered = spark.createDataFrame(table).select(key.alias("key")).orderBy("key").collect()
     keys = [bytes(row.key) for row in ordered]

@@ -37,8 +37,8 @@ def ack_before_sync() -> None:
     """Fsync mode answers as nosync mode does."""
     init = Coalescer.__init__
 
-    def hasty(co: Coalescer, *args: Any, is_fsync: bool, **named: Any) -> None:
-        init(co, *args, is_fsync=False, **named)
+    def hasty(coalescer: Coalescer, *args: Any, is_fsync: bool, **named: Any) -> None:
+        init(coalescer, *args, is_fsync=False, **named)
 
     Coalescer.__init__ = hasty  # type: ignore[method-assign, assignment]
 

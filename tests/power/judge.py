@@ -7,7 +7,7 @@ import shutil
 import traceback
 
 from power.knowledge import Knowledge, LostError
-from power.work import FLOWS, LANES, ROLL, look, payload_of
+from power.work import FLOWS, ROLL, TENANT_QUEUES, look, payload_of
 from support_lifecycle import judge_told
 
 import lodeq
@@ -67,7 +67,7 @@ async def examine(root: str, knowledge: Knowledge, config: dict, *, drains: bool
 
 async def drain(engine: lodeq.Engine, knowledge: Knowledge, config: dict) -> None:
     """Every task that is due is delivered once, with its payload, under a new epoch."""
-    queues = [engine.queue(name, tenant=tenant) for name, tenant in LANES]
+    queues = [engine.queue(name, tenant=tenant) for name, tenant in TENANT_QUEUES]
     delivered: set[int] = set()
     met = -1
     while ready := sum([(await q.stats()).ready for q in queues]):

@@ -25,7 +25,7 @@ from lodeq.repository.background import body_gc, event_publisher
 from lodeq.segments.bodies import files
 from lodeq.testing.history.capture.contents import HEADER, at_rest, contents
 
-LANES = (("alpha", ""), ("beta", "t"))
+TENANT_QUEUES = (("alpha", ""), ("beta", "t"))
 BACKOFF = lodeq.Backoff("fixed", base=0.002)
 FAR_S = 3600.0
 BACKLOG_MAX = 40
@@ -53,7 +53,9 @@ class Work:
         self.copies_left = config["copies"]
         self.root = config["root"]
         self.flows = 0
-        self.queues = [engine.queue(n, tenant=t, lease=FAR_S, backoff=BACKOFF) for n, t in LANES]
+        self.queues = [
+            engine.queue(n, tenant=t, lease=FAR_S, backoff=BACKOFF) for n, t in TENANT_QUEUES
+        ]
         self.parked: list[tuple[int, int, Any]] = []  # number, queue, id: delayed for ever
         self.dead: list[tuple[int, int, Any]] = []
 
@@ -69,7 +71,7 @@ class Work:
         draw = self.random
         self.next += 1
         attempts = draw.choice((1, 2, 5))
-        name, tenant = LANES[queue]
+        name, tenant = TENANT_QUEUES[queue]
         new = lodeq.NewTask(
             payload_of(self.next, self.sizes),
             name,
@@ -87,7 +89,10 @@ class Work:
     # -- producers ---------------------------------------------------------------------------
 
     async def offer(self) -> None:
-        if sum(lane.ready for lane in [await q.stats() for q in self.queues]) > BACKLOG_MAX:
+        if (
+            sum(tenant_queue.ready for tenant_queue in [await q.stats() for q in self.queues])
+            > BACKLOG_MAX
+        ):
             await asyncio.sleep(0.0005)
             return
         await self.produce()
@@ -195,7 +200,7 @@ class Work:
                 "cancel": lambda: self.engine.cancel(lease.task_id),
             }[how]()
         await self.call(how, params, doing, show)
-        queue = [name for name, _ in LANES].index(lease.queue)
+        queue = [name for name, _ in TENANT_QUEUES].index(lease.queue)
         if how == "bury":
             self.dead.append((number, queue, lease.task_id))
 

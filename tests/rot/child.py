@@ -97,7 +97,7 @@ async def make(tell: Any, config: dict[str, Any]) -> None:
             await life(engine, 1000 * n, facts)
     async with open_at(path, clock, **how) as engine:  # what the log held is a table now
         if config["is_merged"]:
-            for shard in engine._core.shards:
+            for shard in engine._state.shards:
                 compact(shard.store)
     tell("made", facts)
 
@@ -154,7 +154,7 @@ async def look(path: str, *, is_salvage: bool) -> dict[str, Any]:
     if is_salvage:
 
         async def merge() -> None:
-            for shard in engine._core.shards:
+            for shard in engine._state.shards:
                 compact(shard.store)
 
         await attempt("compact", merge)

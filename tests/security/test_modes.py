@@ -54,7 +54,7 @@ async def lived_in(path):
         await queue.enqueue_many([lodeq.NewTask(b"x" * 100) for _ in range(20)])
         await queue.enqueue(b"x", shard_key="a")
         await (await queue.claim(limit=1))[0].complete(b"done")
-        for shard in engine._core.shards:
+        for shard in engine._state.shards:
             shard.store.flush()
     async with lodeq.open(path):  # a second open rolls RocksDB's LOG and writes OPTIONS anew
         pass

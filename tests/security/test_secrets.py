@@ -128,8 +128,8 @@ class Run:
         async with lodeq.open(self.path, recovery="salvage") as engine:
             self.out += [await engine.verify(), await engine.stats(), await engine.health()]
             self.took(await engine.queue("mail").claim(limit=100))
-            (row, *_) = engine._core.shards[0].store.scan(LEASE, LEASE_END, 1)
-            engine._core.shards[0].store.write([(TASK + row[0][len(LEASE) :], None)])
+            (row, *_) = engine._state.shards[0].store.scan(LEASE, LEASE_END, 1)
+            engine._state.shards[0].store.write([(TASK + row[0][len(LEASE) :], None)])
             report = await engine.verify()
             assert not report.ok
             self.out += [report, *report.findings]

@@ -37,13 +37,13 @@ async def test_payloads_of_a_call_go_to_the_file_together(
 @on_loop
 async def test_a_lone_caller_need_not_wait_for_the_next_turn(tmp_path: Path) -> None:
     async with Opened(tmp_path) as rig:
-        co = rig.shard.co
-        while not co.inline_left:
+        coalescer = rig.shard.coalescer
+        while not coalescer.inline_left:
             await rig.queue.enqueue(os.urandom(SIZE))
-        left, commits = co.inline_left, co.stats.commits
+        left, commits = coalescer.inline_left, coalescer.stats.commits
         with pytest.raises(StopIteration) as done:  # it has not waited
             rig.queue.enqueue(b"at once" + bytes(SIZE)).send(None)
-        assert (co.inline_left, co.stats.commits) == (left - 1, commits + 1)
+        assert (coalescer.inline_left, coalescer.stats.commits) == (left - 1, commits + 1)
         assert (await rig.engine.get(done.value.value.id)).payload[:7] == b"at once"
 
 
@@ -53,13 +53,13 @@ async def test_a_lone_caller_waits_with_much_and_for_a_sync(
     tmp_path: Path, *, size: int, durable: bool | None
 ) -> None:
     async with Opened(tmp_path) as rig:
-        co = rig.shard.co
-        while not co.inline_left:
+        coalescer = rig.shard.coalescer
+        while not coalescer.inline_left:
             await rig.queue.enqueue(os.urandom(SIZE))
-        left = co.inline_left
+        left = coalescer.inline_left
         call = asyncio.ensure_future(rig.queue.enqueue(bytes(size), durable=durable))
         await asyncio.sleep(0)
-        assert co.inline_left == left
+        assert coalescer.inline_left == left
         assert not call.done()
         await call
         assert (await rig.engine.verify()).ok

@@ -389,7 +389,7 @@ async def test_r16_without_room_for_copies_nothing_is_lost_and_pages_come_back(
         assert rig.files() == [1]
         assert await payloads(rig) == [b"008", b"009"]
         before = os.stat(rig.bodies.files.path(1)).st_blocks * 512
-        rig.engine._core.is_disk_low = True
+        rig.engine._state.is_disk_low = True
         await rig.keeper.step(rig.shard)
         after = os.stat(rig.bodies.files.path(1)).st_blocks * 512
         assert before - after > 7 * SIZE
@@ -477,7 +477,7 @@ async def test_a_close_in_the_middle_of_a_first_look_is_no_failure(
 
     async def sample(gc: BodyGC, *_: Any) -> None:
         looked.set()
-        while not gc._core.is_closed:  # noqa: ASYNC110 - it has no event
+        while not gc._state.is_closed:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0)
         raise lodeq.ClosedError("the engine is closed")
 

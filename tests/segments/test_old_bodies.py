@@ -334,7 +334,7 @@ async def test_a_dead_range_gives_its_pages_back_and_reads_as_a_hole(
         await rig.end(8)
         path = rig.bodies.files.path(1)
         before = os.stat(path).st_blocks * 512
-        rig.engine._core.is_disk_low = True
+        rig.engine._state.is_disk_low = True
         await rig.keeper.step(rig.shard)
         assert before - os.stat(path).st_blocks * 512 > 7 * SIZE
         with FileSource(path) as source:
@@ -511,13 +511,13 @@ async def test_copies_that_wait_for_their_turn_keep_the_file_they_are_in(
         receipts = [await rig.queue.enqueue(b"new" + bytes(SIZE)) for _ in range(2)]
         for receipt in receipts if how == "removed" else receipts[:1]:
             await rig.engine.cancel(receipt.id)
-        with writes_paused(rig.shard.co):
+        with writes_paused(rig.shard.coalescer):
             callers = [asyncio.ensure_future(rig.queue.enqueue(b"small")) for _ in range(5)]
             going = asyncio.ensure_future(rig.engine.migrate_bodies())
-            while len(rig.shard.co.submit_line) < len(callers):  # noqa: ASYNC110 - a thread syncs
+            while len(rig.shard.coalescer.submit_line) < len(callers):  # noqa: ASYNC110 - a thread syncs
                 await asyncio.sleep(0)
             rig.bodies.files.seal()  # it is full, in a life in which more is written
-            rig.engine._core.is_disk_low = how == "punched"
+            rig.engine._state.is_disk_low = how == "punched"
             before = (tmp_path / "s/bodies0/2.sqs").read_bytes()
             rig.bodies.died.clear()  # and quiet for long
             looking = asyncio.ensure_future(rig.keeper.step(rig.shard))

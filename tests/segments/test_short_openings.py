@@ -88,5 +88,5 @@ async def test_all_upkeep_at_once(opening):
     async with opening() as engine:
         await view_of(engine).upkeep()
         assert len(opening.files()) == 1
-        assert sum(f.bytes for f in engine._core.shards[0].bodies.files.files()) < 3 * len(BODY)
+        assert sum(f.bytes for f in engine._state.shards[0].bodies.files.files()) < 3 * len(BODY)
         assert (await engine.verify()).ok

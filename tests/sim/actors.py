@@ -15,7 +15,7 @@ from typing import Any
 import lodeq
 from lodeq.testing import Recorder
 
-LANES = (("alpha", ""), ("alpha", "t"), ("beta", ""))
+TENANT_QUEUES = (("alpha", ""), ("alpha", "t"), ("beta", ""))
 SHORT_S, LONG_S = 0.4, 900.0
 KEYS = 8
 PENDING_MAX = 60
@@ -60,7 +60,7 @@ class Actors:
         retention = draw.choice((3600.0, 3600.0, 2.0, 0))
         self.queues = [
             engine.queue(name, tenant=tenant, lease=LONG_S, backoff=backoff, retention=retention)
-            for name, tenant in LANES
+            for name, tenant in TENANT_QUEUES
         ]
         self.every = engine.queue("alpha", tenant=lodeq.ALL_TENANTS, lease=LONG_S)
         self.ids: list[lodeq.TaskId] = []
@@ -101,7 +101,7 @@ class Actors:
 
     def task(self, *, is_keyed: bool) -> lodeq.NewTask:
         draw = self.draw
-        name, tenant = draw.choice(LANES)
+        name, tenant = draw.choice(TENANT_QUEUES)
         key = f"k{draw.randrange(KEYS)}" if is_keyed else None
         return lodeq.NewTask(
             b"x" * draw.choice((0, 10, 300)),
@@ -127,7 +127,7 @@ class Actors:
             task = self.task(is_keyed=draw.random() < 0.5)
             conflict = draw.choice(("return", "return", "raise", "replace"))
             task = task._replace(on_conflict=conflict if task.dedup_key else "return")
-            queue = self.queues[LANES.index((task.queue, task.tenant))]
+            queue = self.queues[TENANT_QUEUES.index((task.queue, task.tenant))]
             task = task._replace(queue=None, tenant=None)  # the queue's own policy
             receipt = await self.attempt(self.rec.enqueue(queue, task, durable=durable))
             receipts = [receipt] if receipt else []
@@ -266,7 +266,7 @@ class Actors:
 
     async def limit(self, draw: random.Random) -> None:
         """Other limits for both queues, or none."""
-        for name in dict(LANES):
+        for name in dict(TENANT_QUEUES):
             rate = draw.choice((None, "1/s", "3/s", "5/2s"))
             await self.attempt(
                 self.rec.configure(name, rate=rate, concurrency=draw.choice((None, 1, 2, 5)))

@@ -132,7 +132,7 @@ class AfterWorld:
         if part.status == "cancelled":
             return True
         is_torn = self.has_cut and self.durability == "nosync" and part.status == "dead"
-        shard = engine._core.shard_of(part.task_id)
+        shard = engine._state.shard_of(part.task_id)
         return is_torn and not shard.overlay.has(TASK + part.task_id)
 
     def live(self) -> None:
@@ -193,7 +193,7 @@ class AfterWorld:
                         raise broken(22, f"{task} still waits")
                 if task is None and (self.durability == "fsync" or not self.has_cut):
                     raise AssertionError(f"{lodeq.TaskId(task_id)} is lost")
-            for shard in engine._core.shards:
+            for shard in engine._state.shards:
                 left = shard.store.scan(b"u/", b"u0", 10)
                 if left:
                     raise AssertionError(f"outbox rows are left: {left}")

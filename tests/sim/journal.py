@@ -70,9 +70,9 @@ class SimJournal:
                     stack.enter_context(patch.object(module, name, self.draw.choice(values)))
             yield
 
-    def open(self, core: EngineState) -> _Sink:
+    def open(self, state: EngineState) -> _Sink:
         """For one process."""
-        return _Sink(self, self._sim.loop, core)
+        return _Sink(self, self._sim.loop, state)
 
     def crash(self, *, is_power: bool) -> None:
         """After a life: what is left of it, and of the store."""
@@ -158,10 +158,10 @@ class SimJournal:
 class _Sink:
     """The journal as one process has it."""
 
-    def __init__(self, journal: SimJournal, loop: Any, core: EngineState) -> None:
+    def __init__(self, journal: SimJournal, loop: Any, state: EngineState) -> None:
         self._journal = journal
         self._loop = loop
-        self._core = core
+        self._state = state
         self._buffer: list[bytes] = []
         self._failed = False
 
@@ -189,8 +189,8 @@ class _Sink:
         journal.records += self._buffer
         self._buffer = []
         count = len(journal.records)
-        future = self._core.spawner.future()
-        self._core.spawner.call_later(draw.random() * 0.05, lambda: future.set_result(None))
+        future = self._state.spawner.future()
+        self._state.spawner.call_later(draw.random() * 0.05, lambda: future.set_result(None))
         await future
         self._check()
         if journal.has_faults and draw.random() < 0.1:

@@ -23,9 +23,9 @@ class NodeJournal:
         self.durable = 0
         self.is_whole = True
 
-    def open(self, core: Any, process: Any) -> _Sink:
+    def open(self, state: Any, process: Any) -> _Sink:
         """For one process."""
-        return _Sink(self, core, process)
+        return _Sink(self, state, process)
 
     def crash(self, *, has_power: bool) -> None:
         if not has_power:
@@ -43,9 +43,9 @@ class NodeJournal:
 
 
 class _Sink:
-    def __init__(self, journal: NodeJournal, core: Any, process: Any) -> None:
+    def __init__(self, journal: NodeJournal, state: Any, process: Any) -> None:
         self._journal = journal
-        self._core = core
+        self._state = state
         self._process = process
         self._buffer: list[bytes] = []
         self._has_failed = False
@@ -64,8 +64,10 @@ class _Sink:
         journal = self._journal
         journal.records += self._buffer
         self._buffer = []
-        count, future = len(journal.records), self._core.spawner.future()
-        self._core.spawner.call_later(journal.draw.random() * 0.05, lambda: future.set_result(None))
+        count, future = len(journal.records), self._state.spawner.future()
+        self._state.spawner.call_later(
+            journal.draw.random() * 0.05, lambda: future.set_result(None)
+        )
         await future
         self._check()
         if journal.draw.random() < 0.02:

@@ -255,11 +255,11 @@ class SimNode:
             is_replica=True,
         )
 
-    def _open_bodies(self, core: Any, shard: Any) -> None:
+    def _open_bodies(self, state: Any, shard: Any) -> None:
         files: Any = SimBodyFiles(self.bodies[shard.index], shard.store, file_bytes=3000)
         raw = shard.store.get(BODY_FILES)
         bodies = Bodies(files, 0 if raw is None else decode_files(raw))
-        use_bodies(core, shard, bodies, self.body_bytes_min)
+        use_bodies(state, shard, bodies, self.body_bytes_min)
 
     def _wipe(self) -> None:
         self.bodies = [BodyDisk() for _ in range(self.world.shards)]
@@ -653,7 +653,7 @@ class ClusterWorld:
 
     def rows(self, node: SimNode) -> list[dict[bytes, bytes]]:
         found = []
-        for shard in node.engine._core.shards:
+        for shard in node.engine._state.shards:
             pairs = dict(shard.store.scan(b"", b"\xff", 1 << 30))
             found.append(whole_pairs(pairs, shard.whole_record))
         return found
@@ -678,7 +678,7 @@ class ClusterWorld:
             raise RuleBrokenError("no journal has any event")
 
     def has_events(self, node: SimNode) -> bool:
-        shards = node.engine._core.shards
+        shards = node.engine._state.shards
         return any(shard.store.scan(EVENTS, EVENTS_END, 1) for shard in shards)
 
     def check_log(self) -> None:

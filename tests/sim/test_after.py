@@ -25,7 +25,11 @@ BUGS = [
         "the outbox forgets before the sync and no join asks",
         [
             NEVER_ASKS,
-            (JOINS, "            if receiver.co.durable_number < number:", "            if False:"),
+            (
+                JOINS,
+                "            if receiver.coalescer.durable_number < number:",
+                "            if False:",
+            ),
         ],
     ),
     Bug(

@@ -49,7 +49,7 @@ def test_a_seed_that_once_failed(seed):
     FlowWorld(seed).run()
 
 
-LATE_RELEASE = """            begin, target = shard.co.begin, record.target
+LATE_RELEASE = """            begin, target = shard.coalescer.begin, record.target
             release = lambda: self.release(begin(), shard, target, now_us)
             self._core.spawner.call_soon(release)
 
@@ -81,7 +81,7 @@ BUGS = [
         [
             (
                 "repository/tasks/operators/admin.py",
-                "        core.flows.redriven(",
+                "        state.flows.redriven(",
                 "        (lambda *of: None)(",
             )
         ],
@@ -101,8 +101,8 @@ BUGS = [
         [
             (
                 "repository/tasks/task_end.py",
-                "    if lease.flags & MEMBER_LEASE:\n        core.flows.ended(",
-                "    if False:\n        core.flows.ended(",
+                "    if lease.flags & MEMBER_LEASE:\n        state.flows.ended(",
+                "    if False:\n        state.flows.ended(",
             )
         ],
     ),
@@ -144,7 +144,7 @@ BUGS += [
         [
             (
                 "repository/workflows/acts.py",
-                "    if record.target in core.leases or (",
+                "    if record.target in state.leases or (",
                 "    if (",
             ),
         ],

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from sim.actors import LANES, Actors
+from sim.actors import TENANT_QUEUES, Actors
 from sim.journal import SimJournal
 from sim.knobs import turned
 
@@ -203,7 +203,7 @@ class World:
             actors = self.start(engine, has_faults=False)
             await actors.rec.look()
             if self.limits is not None:
-                for name in dict(LANES):
+                for name in dict(TENANT_QUEUES):
                     await actors.rec.configure(name)
             await actors.drain(DRAIN_S)
             if self.kept is not None:

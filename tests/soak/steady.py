@@ -58,7 +58,7 @@ def disk_bytes(top: Path) -> int:
 def live_bytes(engine: lodeq.Engine) -> int:
     """Keys and values that are there now."""
     total = 0
-    for shard in engine._core.shards:
+    for shard in engine._state.shards:
         view = shard.store.snapshot()
         lower = b""
         while rows := view.scan(lower, b"\xff", 2000):
@@ -202,7 +202,7 @@ class Steady:
                 results=stats.results,
                 lag_s=round(stats.reaper_lag, 3),
                 waiting=sum(shard.waiting for shard in stats.shards),
-                poisoned=sum(not s.co.takes_writes for s in engine._core.shards),
+                poisoned=sum(not s.coalescer.takes_writes for s in engine._state.shards),
             )
 
     async def verifying(self, engine: lodeq.Engine, every_s: float) -> None:

@@ -20,6 +20,6 @@ def test_entries_are_put_in_two_places():
 
 
 def test_the_pattern_finds_what_it_is_for():
-    assert PUT.search("group.ops.append((GHOST + item.ghost, value))")
+    assert PUT.search("group.ops.append((GHOST + encoded.ghost, value))")
     assert not PUT.search("group.ops.append((GHOST + ghost, None))")
     assert not PUT.search("overlay.get(GHOST + ghost)")

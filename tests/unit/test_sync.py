@@ -138,7 +138,7 @@ def test_closing_ends_the_calls_of_other_threads(path):
         queue = engine.queue("mail")
         thread = threading.Thread(target=wait)
         thread.start()
-        while not engine._twin._core.waiters.by_lane:
+        while not engine._twin._state.waiters.by_tenant_queue:
             engine.stats()
     thread.join()
     assert found == ["closed"]
@@ -169,14 +169,14 @@ def heeds_interrupts():
 def test_an_interrupt_ends_a_wait_and_the_engine_goes_on(path):
     with open_(path) as engine:
         queue = engine.queue("mail")
-        by_lane = engine._twin._core.waiters.by_lane
-        thread = interrupt_when(lambda: by_lane)
+        by_tenant_queue = engine._twin._state.waiters.by_tenant_queue
+        thread = interrupt_when(lambda: by_tenant_queue)
         with pytest.raises(KeyboardInterrupt):
             queue.claim(wait=60)
         thread.join()
         queue.enqueue(b"x")
         assert queue.claim_one().attempt == 1  # the interrupted claim took nothing
-        assert not by_lane
+        assert not by_tenant_queue
 
 
 def test_an_interrupt_in_a_loop_over_leases_gives_back(path):

@@ -97,16 +97,19 @@ class Closure:
     # -- counts ------------------------------------------------------------------------
 
     def _count(self) -> None:
-        names, total = self._facts.lanes.names, np.zeros((len(self._facts.lanes.names), 6), int)
+        names, total = (
+            self._facts.tenant_queues.names,
+            np.zeros((len(self._facts.tenant_queues.names), 6), int),
+        )
         if len(self.index):
             for column, kind in ((0, _READY), (1, _DELAYED), (3, _DEAD)):
-                lanes = self.index["lane"][self.index["kind"] == kind]
-                total[:, column] += np.bincount(lanes, minlength=len(names))
+                tenant_queues = self.index["tenant_queue"][self.index["kind"] == kind]
+                total[:, column] += np.bincount(tenant_queues, minlength=len(names))
             waits = (self.index["kind"] == _DELAYED) & (self.index["at"] >= HELD_MS)
-            total[:, 5] += np.bincount(self.index["lane"][waits], minlength=len(names))
+            total[:, 5] += np.bincount(self.index["tenant_queue"][waits], minlength=len(names))
         for column, table in ((2, self.leases), (4, self.results)):
             if len(table):
-                total[:, column] += np.bincount(table["lane"], minlength=len(names))
+                total[:, column] += np.bincount(table["tenant_queue"], minlength=len(names))
         self.counters = {
             name: Counters(*row)
             for name, row in zip(names, total.tolist(), strict=True)
@@ -155,7 +158,9 @@ class Closure:
         )
         found = at["index"] >= 0
         if len(self.index):
-            strange = found & (_tasks_at(tasks, "lane", at["index"]) != self.index["lane"])
+            strange = found & (
+                _tasks_at(tasks, "tenant_queue", at["index"]) != self.index["tenant_queue"]
+            )
             self._add_findings(
                 "misplaced", self.index.ids, strange, "its index row lies under another queue"
             )
@@ -200,9 +205,11 @@ class Closure:
             kind = table["kind"]
             first = {
                 name: _tasks_at(tasks, name, at)
-                for name in ("is_ready", "priority", "seq", "due", "lane")
+                for name in ("is_ready", "priority", "seq", "due", "tenant_queue")
             }
-            is_first = (first["lane"] == table["lane"]) & (first["seq"] == table["seq"])
+            is_first = (first["tenant_queue"] == table["tenant_queue"]) & (
+                first["seq"] == table["seq"]
+            )
             is_first &= np.where(
                 kind == _READY,
                 first["is_ready"].astype(bool) & (first["priority"] == table["priority"]),
@@ -215,7 +222,7 @@ class Closure:
             says = np.zeros(n, bool)
             if len(moved):
                 same = np.ones(n, bool)
-                for name in ("lane", "kind"):
+                for name in ("tenant_queue", "kind"):
                     same &= moved[name][where] == table[name]
                 same &= np.where(kind == _READY, True, moved["at"][where] == table["at"])
                 same &= np.where(kind == _DEAD, True, moved["seq"][where] == table["seq"])

@@ -31,7 +31,7 @@ from .results import ResultPage
 from .rows import DeadPage, DelayedPage, GhostPage, IndexPage, ReadyPage
 from .tasks import TaskPage
 
-__all__ = ["Facts", "Keys", "Lanes", "Table", "slots_of"]
+__all__ = ["Facts", "Keys", "Table", "TenantQueues", "slots_of"]
 
 Report = Callable[[str, str, "bytes | None"], None]
 _PAGES: Final[dict[bytes, type[Page]]] = {
@@ -90,7 +90,7 @@ def slots_of(ids: Keys) -> Numbers:
     return (ids.high & np.uint64(SLOTS - 1)).astype(np.int64)
 
 
-class Lanes:
+class TenantQueues:
     """(queue, tenant) as numbers."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class Lanes:
         self._known: dict[bytes, int] = {}  # as they stand in rows
 
     def number(self, queue: bytes, tenant: bytes) -> int:
-        """Number of one bucket; a new name gets the next."""
+        """Number of one tenant queue; a new name gets the next."""
         found = self._numbers.setdefault((queue, tenant), len(self.names))
         if found == len(self.names):
             self.names.append((queue, tenant))
@@ -155,7 +155,7 @@ class Facts:
     def __init__(self, reader: ShardReader, report: Report) -> None:
         self._reader = reader
         self._report = report
-        self.lanes = Lanes()
+        self.tenant_queues = TenantQueues()
         self.rows = 0
         self.is_whole = True  # every block could be read
 
@@ -232,7 +232,7 @@ class Facts:
                 for v, f in zip(page.values, flags.tolist(), strict=True)
             ]
             return {
-                "lane": self.lanes.of_records(page, 6),
+                "tenant_queue": self.tenant_queues.of_records(page, 6),
                 "priority": page.field("priority").astype(np.int64),
                 "is_ready": page.field("first") == ord("r"),
                 "seq": page.field("seq").astype(np.int64),
@@ -254,7 +254,7 @@ class Facts:
             size, flags = page.tail.itemsize, page.field("flags")
             seqs = np.frombuffer(b"".join([key[-24:-16] for key in page.keys]), ">i8")
             return {
-                "lane": self.lanes.of_prefixes([key[:-size] for key in page.keys]),
+                "tenant_queue": self.tenant_queues.of_prefixes([key[:-size] for key in page.keys]),
                 "kind": np.full(page.count, page.letter[0], np.uint8),
                 "priority": page.field("priority").astype(np.int64),
                 "at": page.ends["at"].astype(np.int64),
@@ -286,7 +286,7 @@ class Facts:
 
         def fields(page: Page) -> dict[str, Numbers]:
             return {
-                "lane": self.lanes.of_records(page, 128),
+                "tenant_queue": self.tenant_queues.of_records(page, 128),
                 "is_moved": page.field("flags") & 2 != 0,
                 "is_member": page.field("flags") & MEMBER_LEASE != 0,
                 "is_dead": page.field("flags") & DEAD_LEASE != 0,
@@ -303,7 +303,7 @@ class Facts:
             if not isinstance(page, ResultPage):
                 raise TypeError(page)
             return {
-                "lane": self.lanes.of_records(page, 78),
+                "tenant_queue": self.tenant_queues.of_records(page, 78),
                 "status": page.field("status").astype(np.int64),
                 "is_member": page.field("flags") & MEMBER_RESULT != 0,
                 "has_attempts": page.field("flags") & HAS_ATTEMPTS != 0,
@@ -349,7 +349,7 @@ class Facts:
             if at.task_id != key[2:]:
                 raise RecordCorruptError("moved row: names the key of another task")
             return key[2:], {
-                "lane": self.lanes.number(at.queue, at.tenant),
+                "tenant_queue": self.tenant_queues.number(at.queue, at.tenant),
                 "kind": at.kind[0],
                 "priority": at.priority,
                 "at": at.at,

@@ -33,7 +33,7 @@ _READY_KEY = layout(26, kind=("u1", 0), priority=("u1", 1), at=(">i8", 2), id=("
 _DELAYED_KEY = layout(33, kind=("u1", 0), at=(">i8", 1), id=("V16", 17))
 _DEAD_KEY = layout(25, kind=("u1", 0), at=(">i8", 1), id=("V16", 9))
 # What stands before that: queue and tenant.
-_LANE: Final = re.compile(rb"q/([^\0]+)\0([^\0]*)\0")
+_TENANT_QUEUE: Final = re.compile(rb"q/([^\0]+)\0([^\0]*)\0")
 
 
 class IndexPage(Page):
@@ -77,21 +77,28 @@ class IndexPage(Page):
         return InvariantError(f"shard {self.reader.shard}: keys are refused that can be decoded")
 
     @cached_property
-    def _lanes(self) -> tuple[Any, Any]:
+    def _tenant_queues(self) -> tuple[Any, Any]:
         """Queue and tenant, of few different ones."""
         size = self.tail.itemsize
-        lanes = pa.array([key[:-size] for key in self.keys], pa.binary()).dictionary_encode()
-        found = [_LANE.fullmatch(lane.as_py()) for lane in lanes.dictionary]
+        tenant_queues = pa.array(
+            [key[:-size] for key in self.keys], pa.binary()
+        ).dictionary_encode()
+        found = [
+            _TENANT_QUEUE.fullmatch(tenant_queue.as_py())
+            for tenant_queue in tenant_queues.dictionary
+        ]
         names = [match.groups() for match in found if match is not None]
         if len(names) != len(found):
             raise self._strange_key()
-        return tuple(self.text([name[i] for name in names]).take(lanes.indices) for i in range(2))
+        return tuple(
+            self.text([name[i] for name in names]).take(tenant_queues.indices) for i in range(2)
+        )
 
     def queue(self) -> Any:
-        return self._lanes[0]
+        return self._tenant_queues[0]
 
     def tenant(self) -> Any:
-        return self._lanes[1]
+        return self._tenant_queues[1]
 
     def reason(self) -> Any:
         return self.text(self.binary(20, self.field("reason").astype(np.int64)))

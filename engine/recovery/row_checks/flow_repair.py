@@ -161,7 +161,7 @@ def _hold(view: StoreView, target: bytes) -> list[Op]:
             return []
         flags = row.flags
         facts = row.priority, row.attempts, row.record_bytes, row.expires_ms
-    prefix = ks.bucket_prefix(task.queue, task.tenant)
+    prefix = ks.shard_queue_prefix(task.queue, task.tenant)
     key = ks.delayed_key(prefix, task.due_ms, task.seq, target)
     value = encode_index_row(IndexRow(flags & ~MOVED_ROW, *facts, b""))
     return [(place, None), (ks.MOVED + target, None), (key, value)]

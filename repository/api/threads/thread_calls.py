@@ -37,8 +37,8 @@ O = TypeVar("O")  # noqa: E741 - the object on the event loop
 class _Call(Generic[T]):
     """One call. All but ``over.wait`` and ``answer`` runs on the event loop."""
 
-    def __init__(self, core: EngineState, main: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        self._core = core
+    def __init__(self, state: EngineState, main: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._state = state
         self._main = main
         self._task: TaskHandle | None = None
         self._value: list[T] = []
@@ -47,7 +47,7 @@ class _Call(Generic[T]):
         self.over = Event()
 
     def start(self) -> None:
-        self._task = self._core.spawner.spawn(self._run, "lodeq-call")
+        self._task = self._state.spawner.spawn(self._run, "lodeq-call")
 
     async def _run(self) -> None:
         try:
@@ -73,7 +73,7 @@ class _Call(Generic[T]):
     def _undo(self) -> None:
         for value in self._value:
             found = value if isinstance(value, list) else [value]
-            give_back(self._core, [lease for lease in found if isinstance(lease, Lease)])
+            give_back(self._state, [lease for lease in found if isinstance(lease, Lease)])
 
     def answer(self) -> T:
         if self._error is not None:
@@ -84,8 +84,8 @@ class _Call(Generic[T]):
 class ThreadCalls:
     """Runs an engine's coroutines on its loop, for threads that may block."""
 
-    def __init__(self, core: EngineState, runtime: EngineRuntime) -> None:
-        self._core = core
+    def __init__(self, state: EngineState, runtime: EngineRuntime) -> None:
+        self._state = state
         self._runtime = runtime
         self._pid = os.getpid()
 
@@ -106,16 +106,16 @@ class ThreadCalls:
         Durability: that of ``fn``.
         Cancellation: an interrupted wait cancels ``fn``.
         """
-        core = self._core
-        if get_ident() == core.thread:
+        state = self._state
+        if get_ident() == state.thread:
             raise UsageError(
                 "this is the thread of the engine's event loop, which the call would block: "
                 "await the engine's own methods here"
             )
         if self.is_over:
             raise ClosedError("the engine is closed")
-        call = _Call(core, lambda: fn(*args, **kwargs))
-        post = core.spawner.call_soon_threadsafe
+        call = _Call(state, lambda: fn(*args, **kwargs))
+        post = state.spawner.call_soon_threadsafe
         try:
             if post(call.start) is None:
                 raise ClosedError("the engine's event loop is closed")

@@ -14,7 +14,7 @@ the sets that know a later one, and they look at it before they are claimed from
 A notice is given once: it costs nothing until the set has looked again, however many sets have
 been forgotten by their callers. A set is kept from its second claim on (a caller may pass other
 queues each time). The kept sets are bounded; which has not been claimed from for longest goes.
-They hold no rows, and nothing of a lane that has been dropped.
+They hold no rows, and nothing of a tenant queue that has been dropped.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 if TYPE_CHECKING:
     from ..queue_state import ShardQueue, TenantQueue
 
-__all__ = ["NO_ROW", "ClaimSet", "ClaimSets", "KeyWatch", "LaneKey", "Slot"]
+__all__ = ["NO_ROW", "ClaimSet", "ClaimSets", "KeyWatch", "Slot", "TenantQueueKey"]
 
-LaneKey: TypeAlias = tuple[bytes, bytes | None]  # tenant None: all tenants
-# Where a queue's next row is: its bucket, 9 - priority, the tenant.
+TenantQueueKey: TypeAlias = tuple[bytes, bytes | None]  # tenant None: all tenants
+# Where a queue's next row is: its shard queue, 9 - priority, the tenant.
 Slot: TypeAlias = "tuple[ShardQueue, int, bytes]"
 
 NO_ROW: Final = b"\xff" * 26  # the order of a queue without rows: later than any
@@ -79,9 +79,9 @@ class ClaimSet:
         "where",
     )
 
-    def __init__(self, keys: Sequence[LaneKey]) -> None:
+    def __init__(self, keys: Sequence[TenantQueueKey]) -> None:
         self.keys = keys
-        self.where: dict[LaneKey, int] = {key: nth for nth, key in enumerate(keys)}
+        self.where: dict[TenantQueueKey, int] = {key: nth for nth, key in enumerate(keys)}
         self.has_any = False
         for key in keys:
             if key[1] is None:
@@ -161,9 +161,9 @@ class ClaimSets:
     """The kept sets of an engine; see the module's essay."""
 
     def __init__(self) -> None:
-        self.sets: dict[tuple[LaneKey, ...], ClaimSet] = {}
-        self.watch: dict[LaneKey, KeyWatch] = {}
-        self.of_queue: dict[bytes, dict[LaneKey, KeyWatch]] = {}  # the same, by queue
+        self.sets: dict[tuple[TenantQueueKey, ...], ClaimSet] = {}
+        self.watch: dict[TenantQueueKey, KeyWatch] = {}
+        self.of_queue: dict[bytes, dict[TenantQueueKey, KeyWatch]] = {}  # the same, by queue
         self.any_keys = 0  # keys of all tenants among those of the kept sets
         self.waiting = 0  # long polls, of sets or of one queue
         # Whether a task that becomes ready concerns anybody: a long poll, or a kept set.
@@ -174,7 +174,7 @@ class ClaimSets:
 
     # -- which sets are kept -------------------------------------------------------------
 
-    def admit(self, keys: Sequence[LaneKey]) -> ClaimSet | None:
+    def admit(self, keys: Sequence[TenantQueueKey]) -> ClaimSet | None:
         """The kept set with these keys, in this order; None: there is no space for it."""
         wanted = tuple(keys)
         found = self.sets.get(wanted)
@@ -195,7 +195,7 @@ class ClaimSets:
             self._drop(oldest)
         return True
 
-    def _keep(self, keys: tuple[LaneKey, ...]) -> ClaimSet:
+    def _keep(self, keys: tuple[TenantQueueKey, ...]) -> ClaimSet:
         claim_set = ClaimSet(keys)
         watch = self.watch
         for nth, key in enumerate(keys):
@@ -253,33 +253,33 @@ class ClaimSets:
 
     # -- notices -------------------------------------------------------------------------
 
-    def ready_of_any(self, lane: TenantQueue, key: bytes) -> None:
-        """Rows became ready in ``lane``, the first with this key: notice who has all tenants."""
-        watch = self.watch.get(lane.any_key)
+    def ready_of_any(self, tenant_queue: TenantQueue, key: bytes) -> None:
+        """Rows became ready there, the first with this key: notice who has all tenants."""
+        watch = self.watch.get(tenant_queue.any_key)
         if watch is not None and key[-25:] < watch.bound:
             watch.notice(None)
 
-    def touch(self, lane: TenantQueue) -> None:
-        """Rows of ``lane`` came back, or its next row is not known: all look again."""
+    def touch(self, tenant_queue: TenantQueue) -> None:
+        """Rows of ``tenant_queue`` came back, or its next row is not known: all look again."""
         if self.sets:
-            self.emptied(lane, None)
+            self.emptied(tenant_queue, None)
 
-    def emptied(self, lane: TenantQueue, taker: ClaimSet | None) -> None:
-        """Nothing is ready in ``lane`` any more: with all tenants another one has its turn.
+    def emptied(self, tenant_queue: TenantQueue, taker: ClaimSet | None) -> None:
+        """Nothing is ready in ``tenant_queue`` any more: with all tenants another one has its turn.
 
         ``taker``: the set that took the last row, if any; it knows already.
         """
-        watch = self.watch.get(lane.key)
+        watch = self.watch.get(tenant_queue.key)
         if watch is not None:
             watch.notice(taker)
         if self.any_keys:
-            watch = self.watch.get(lane.any_key)
+            watch = self.watch.get(tenant_queue.any_key)
             if watch is not None:
                 watch.notice(None)
 
-    def turned(self, lane: TenantQueue) -> None:
-        """With all tenants it is the turn of another one than ``lane``."""
-        watch = self.watch.get(lane.any_key)
+    def turned(self, tenant_queue: TenantQueue) -> None:
+        """With all tenants it is the turn of another one than ``tenant_queue``."""
+        watch = self.watch.get(tenant_queue.any_key)
         if watch is not None:
             watch.notice(None)
 
@@ -303,31 +303,31 @@ class ClaimSets:
             watch.fresh = {}
             watch.bound = b""
 
-    def forget_lane(self, lane: TenantQueue) -> None:
-        """A lane is dropped: nothing of it is held here."""
-        for key in (lane.key, lane.any_key):
+    def forget_tenant_queue(self, tenant_queue: TenantQueue) -> None:
+        """A tenant queue is dropped: nothing of it is held here."""
+        for key in (tenant_queue.key, tenant_queue.any_key):
             watch = self.watch.get(key)
             if watch is not None:
                 for claim_set, nth in watch.members.items():
                     slot = claim_set.slots[nth]
-                    if slot is not None and slot[0].lane is lane:
+                    if slot is not None and slot[0].tenant_queue is tenant_queue:
                         claim_set.orders[nth] = NO_ROW
                         claim_set.slots[nth] = None
                         claim_set.stale[nth] = None
 
-    def is_awaited(self, lane: TenantQueue) -> bool:
-        """Whether somebody waits for a set that ``lane`` is in."""
-        watch = self.watch.get(lane.key)
+    def is_awaited(self, tenant_queue: TenantQueue) -> bool:
+        """Whether somebody waits for a set that ``tenant_queue`` is in."""
+        watch = self.watch.get(tenant_queue.key)
         if watch is not None:
             for claim_set in watch.members:
                 if claim_set.waiters:
                     return True
-        return self.any_keys > 0 and self.first_waiter(lane) > 0
+        return self.any_keys > 0 and self.first_waiter(tenant_queue) > 0
 
-    def first_waiter(self, lane: TenantQueue) -> int:
-        """The number of who waits longest for this lane among those that wait for a set; or 0."""
+    def first_waiter(self, tenant_queue: TenantQueue) -> int:
+        """The number of who waits longest for it among those that wait for a set; or 0."""
         first = 0
-        for key in (lane.key, lane.any_key):
+        for key in (tenant_queue.key, tenant_queue.any_key):
             watch = self.watch.get(key)
             if watch is not None:
                 for claim_set in watch.members:

@@ -2,7 +2,7 @@
 
 One per (shard, queue, tenant) that has delayed tasks. It knows an *edge*: every delayed row with a
 key below the edge that exists is in memory; what is at or above the edge is on disk only. No edge:
-all delayed rows of the bucket are in memory.
+all delayed rows of the shard queue are in memory.
 
 Who puts a delayed row below the edge either gives it to the cache as well, or moves the edge down
 to it; who deletes one discards it. So nothing is promoted twice and nothing is passed over, and a

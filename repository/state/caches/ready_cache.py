@@ -1,15 +1,15 @@
 """The head of a ready list in memory; the backlog itself lives on disk.
 
-One window per (shard, queue, tenant, priority). It knows an *edge*: every ready row with a key
-at or below the edge that exists is in the window; rows above it are on disk only. A window that
+One per (shard, queue, tenant, priority). It knows an *edge*: every ready row with a key
+at or below the edge that exists is in it; rows above it are on disk only. One that
 holds everything there is has no edge and is *complete*.
 
-- A new row is appended while the window is complete and below its cap; past that it stays on
+- A new row is appended while it is complete and below its cap; past that it stays on
   disk and completeness is given up. The cap grows while records are held for all rows (``grow``):
-  their bytes are bounded, for all windows together.
+  their bytes are bounded, for all of them together.
 - A row that comes back at or below the edge (a release to its old place) is inserted where it
   belongs, so nothing is ever behind the scan.
-- Only an empty, incomplete window is refilled, from the edge on, through the overlay. So a scan
+- Only an empty, incomplete one is refilled, from the edge on, through the overlay. So a scan
   never walks the tombstones of what was consumed before, however long the history.
 
 A row may have its task record with it: of a task enqueued a moment ago, or *read ahead* by a claim
@@ -49,7 +49,7 @@ class ReadyCache:
         self.is_complete = is_complete
         self.edge = edge
         self.cap = WINDOW_ROWS if cap is None else cap
-        self.lost_bytes = 0  # of records that went when the window was cut back to its cap
+        self.lost_bytes = 0  # of records that went when it was cut back to its cap
         self.ahead_rows = AHEAD_ROWS_MIN  # so many the next claim that has to read reads ahead
 
     def put(self, row: Row) -> bool:

@@ -38,7 +38,7 @@ class QueueLimits:
     Args:
         spawner: runs the timers.
         clock: windows follow its ``mono``, and its wall time where leases say when they began.
-        topics: the engine's queues.
+        queue states: the engine's queues.
         leases: its live leases.
         claim_sets: noticed when a queue is held, and when it is no more.
         waiters: served when it is no more.
@@ -49,7 +49,7 @@ class QueueLimits:
         self,
         spawner: Spawner,
         clock: Clock,
-        topics: Mapping[bytes, QueueState],
+        queue_states: Mapping[bytes, QueueState],
         leases: Mapping[bytes, LeaseState],
         claim_sets: ClaimSets,
         waiters: LongPolls,
@@ -57,7 +57,7 @@ class QueueLimits:
     ) -> None:
         self._spawner = spawner
         self._clock = clock
-        self._topics = topics
+        self._queue_states = queue_states
         self._leases = leases
         self._claim_sets = claim_sets
         self._waiters = waiters
@@ -87,15 +87,15 @@ class QueueLimits:
             starts: what the process before has left of it, if it was closed: see ``starts_of``.
         """
         limit = self.by_queue.get(queue)
-        topic = self._topics.get(queue)
+        queue_state = self._queue_states.get(queue)
         if rules.concurrency <= 0 and rules.rate_n <= 0:
             if limit is not None:
                 self._cancel(limit)
                 del self.by_queue[queue]
-                if topic is not None:
-                    topic.limit = None
-                    self._open(topic)
-                    self._waiters.forget_limit(topic)
+                if queue_state is not None:
+                    queue_state.limit = None
+                    self._open(queue_state)
+                    self._waiters.forget_limit(queue_state)
             return
         if limit is None:
             limit = self.by_queue[queue] = QueueLimit()
@@ -105,15 +105,15 @@ class QueueLimits:
             limit.window.recall(self._recalled(starts))
         elif not is_past_known:
             self._fill(limit)
-        if topic is not None:
-            topic.limit = limit
+        if queue_state is not None:
+            queue_state.limit = limit
         self._update(queue, limit)
 
-    def adopt(self, topic: QueueState) -> None:
+    def adopt(self, queue_state: QueueState) -> None:
         """A queue has come into memory: its limit, if it has one, is there already."""
-        limit = topic.limit = self.by_queue.get(topic.queue)
+        limit = queue_state.limit = self.by_queue.get(queue_state.queue)
         if limit is not None:
-            self._update(topic.queue, limit)
+            self._update(queue_state.queue, limit)
 
     def _recalled(self, starts: Sequence[int]) -> list[tuple[int, int]]:
         wall_us, now_us = self._clock.wall_us(), self._now_us()
@@ -166,9 +166,13 @@ class QueueLimits:
     def _count(self, queue: bytes) -> int:
         count = 0
         for lease in self._leases.values():
-            bucket = lease.bucket
+            shard_queue = lease.shard_queue
             is_dead = lease.flags & DEAD_LEASE
-            if bucket.lane.queue == queue and bucket.shard.co.status < FAILED and not is_dead:
+            if (
+                shard_queue.tenant_queue.queue == queue
+                and shard_queue.shard.coalescer.status < FAILED
+                and not is_dead
+            ):
                 count += 1
         return count
 
@@ -178,99 +182,99 @@ class QueueLimits:
         """How many rows of the queue may be picked now."""
         return max(0, limit.free(self._now_us()))
 
-    def picked(self, topic: QueueState, count: int) -> None:
+    def picked(self, queue_state: QueueState, count: int) -> None:
         """Rows of the queue were picked; each is granted, or put back, before the section ends."""
-        limit = topic.limit
+        limit = queue_state.limit
         if limit is not None and count:
             limit.live += count
             limit.picked += count
-            self._note(topic, limit)
+            self._note(queue_state, limit)
 
-    def unpicked(self, topic: QueueState) -> None:
+    def unpicked(self, queue_state: QueueState) -> None:
         """A row that was picked is not granted."""
-        limit = topic.limit
+        limit = queue_state.limit
         if limit is not None:
             limit.live -= 1
             limit.picked -= 1
-            if topic.is_limited:
-                self._update(topic.queue, limit)
+            if queue_state.is_limited:
+                self._update(queue_state.queue, limit)
 
     def granted(self, leases: Sequence[LeaseState], now_mono: float) -> None:
         """Rows that were picked are leased."""
         now_us = round(now_mono * 1e6)
         changed: dict[bytes, QueueState] = {}
         for lease in leases:
-            topic = lease.bucket.lane.topic
-            limit = topic.limit
+            queue_state = lease.shard_queue.tenant_queue.queue_state
+            limit = queue_state.limit
             if limit is not None:
                 limit.picked -= 1
                 if limit.window is not None:
                     limit.window.start(now_us, 1)
-                changed[topic.queue] = topic
-        for topic in changed.values():  # now it is known when the window opens
-            if topic.limit is not None:
-                self._note(topic, topic.limit)
+                changed[queue_state.queue] = queue_state
+        for queue_state in changed.values():  # now it is known when the window opens
+            if queue_state.limit is not None:
+                self._note(queue_state, queue_state.limit)
 
-    def granted_one(self, topic: QueueState, now_mono: float) -> None:
+    def granted_one(self, queue_state: QueueState, now_mono: float) -> None:
         """A row is leased that no ``picked`` has counted."""
-        limit = topic.limit
+        limit = queue_state.limit
         if limit is not None:
             limit.live += 1
             if limit.window is not None:
                 limit.window.start(round(now_mono * 1e6), 1)
-            self._note(topic, limit)
+            self._note(queue_state, limit)
 
     def restored(self, lease: LeaseState) -> None:
         """A lease of the process before is back: it counts, and says when it began."""
-        topic = lease.bucket.lane.topic
-        limit = topic.limit
+        queue_state = lease.shard_queue.tenant_queue.queue_state
+        limit = queue_state.limit
         if limit is None or lease.flags & DEAD_LEASE:
             return
         limit.live += 1
         if limit.window is not None and limit.filled_us:
             ago_us = max(0, self._clock.wall_us() - lease.leased_us)
             limit.window.know(limit.filled_us - ago_us, limit.filled_us)
-        self._update(topic.queue, limit)
+        self._update(queue_state.queue, limit)
 
     def ended(self, lease: LeaseState) -> None:
         """A lease of a queue with a limit is over."""
-        topic = lease.bucket.lane.topic
-        limit = topic.limit
+        queue_state = lease.shard_queue.tenant_queue.queue_state
+        limit = queue_state.limit
         if lease.flags & DEAD_LEASE:
             return
-        if limit is not None and lease.bucket.shard.co.status < FAILED:
+        if limit is not None and lease.shard_queue.shard.coalescer.status < FAILED:
             limit.live -= 1
-            if topic.is_limited:
-                self._update(topic.queue, limit)
+            if queue_state.is_limited:
+                self._update(queue_state.queue, limit)
 
     # -- held or not ---------------------------------------------------------------------
 
-    def _note(self, topic: QueueState, limit: QueueLimit) -> None:
+    def _note(self, queue_state: QueueState, limit: QueueLimit) -> None:
         """More is counted: hold the queue if it is at its limit."""
-        if topic.is_limited or not limit.is_surely_free:
-            self._update(topic.queue, limit)
+        if queue_state.is_limited or not limit.is_surely_free:
+            self._update(queue_state.queue, limit)
 
     def _update(self, queue: bytes, limit: QueueLimit) -> None:
-        topic = self._topics.get(queue)
+        queue_state = self._queue_states.get(queue)
         now_us = self._now_us()
         if limit.free(now_us) > 0:
-            if topic is not None and topic.is_limited:
-                self._open(topic)
+            if queue_state is not None and queue_state.is_limited:
+                self._open(queue_state)
             return
         opens_us = limit.opens_us(now_us)
         if opens_us:
             self._arm(queue, limit, opens_us)
-        if topic is not None and not topic.is_limited:
-            topic.is_limited = topic.is_held = True
-            self._waiters.hold(topic)
+        if queue_state is not None and not queue_state.is_limited:
+            queue_state.is_limited = queue_state.is_held = True
+            self._waiters.hold(queue_state)
             self._claim_sets.notice_queue(queue)
 
-    def _open(self, topic: QueueState) -> None:
-        if topic.is_limited:
-            topic.is_limited = False
-            topic.is_held = topic.is_paused
-            self._claim_sets.notice_queue(topic.queue)
-            self._waiters.open(topic)
+    def _open(self, queue_state: QueueState) -> None:
+        if queue_state.is_limited:
+            queue_state.is_limited = False
+            queue_state.is_held = queue_state.is_paused
+            self._claim_sets.notice_queue(queue_state.queue)
+            self._waiters.open(queue_state)
 
     def _arm(self, queue: bytes, limit: QueueLimit, at_us: int) -> None:
         if self._is_closed or (limit.timer is not None and limit.timer_us == at_us):

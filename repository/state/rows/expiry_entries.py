@@ -26,14 +26,14 @@ from ..queue_state import Shard, ShardQueue
 from .task_location import forget_result
 
 __all__ = [
-    "BUCKET_KIND",
-    "BUCKET_KINDS",
     "FINAL_KIND",
-    "IN_BUCKET_KINDS",
-    "OLD_BUCKET_KIND",
+    "IN_SHARD_QUEUE_KINDS",
+    "OLD_SHARD_QUEUE_KIND",
     "READ_KIND",
     "RESULT_KIND",
     "RESULT_KINDS",
+    "SHARD_QUEUE_KIND",
+    "SHARD_QUEUE_KINDS",
     "VALUE_KIND",
     "Entry",
     "drop_with_entries",
@@ -41,12 +41,12 @@ __all__ = [
 ]
 
 Entry = tuple[int, bytes]
-RESULT_KIND, OLD_BUCKET_KIND, FINAL_KIND, BUCKET_KIND = b"rbcB"
+RESULT_KIND, OLD_SHARD_QUEUE_KIND, FINAL_KIND, SHARD_QUEUE_KIND = b"rbcB"
 VALUE_KIND, READ_KIND = b"vh"
-BUCKET_KINDS: Final = (BUCKET_KIND, OLD_BUCKET_KIND)
-# Behind an entry that names their bucket.
-IN_BUCKET_KINDS: Final = (FINAL_KIND, VALUE_KIND, READ_KIND)
-RESULT_KINDS: Final = (RESULT_KIND, *IN_BUCKET_KINDS)
+SHARD_QUEUE_KINDS: Final = (SHARD_QUEUE_KIND, OLD_SHARD_QUEUE_KIND)
+# Behind an entry that names their shard queue.
+IN_SHARD_QUEUE_KINDS: Final = (FINAL_KIND, VALUE_KIND, READ_KIND)
+RESULT_KINDS: Final = (RESULT_KIND, *IN_SHARD_QUEUE_KINDS)
 
 
 def is_final(record: ResultRecord) -> bool:
@@ -57,7 +57,7 @@ def is_final(record: ResultRecord) -> bool:
 
 
 def drop_with_entries(
-    core: EngineState,
+    state: EngineState,
     shard: Shard,
     group: Group,
     key: bytes,
@@ -78,24 +78,24 @@ def drop_with_entries(
     keep: list[Entry] = []
     gone: list[bytes] = []
     header: Entry | None = None
-    bucket: ShardQueue | None = None
+    shard_queue: ShardQueue | None = None
     is_kept = False
     for kind, ref in entries:
-        if kind in BUCKET_KINDS:
+        if kind in SHARD_QUEUE_KINDS:
             header, is_kept = (kind, ref), False
-            bucket = shard.buckets_by_hash.get(ref) if kind == BUCKET_KIND else None
+            shard_queue = shard.shard_queues_by_hash.get(ref) if kind == SHARD_QUEUE_KIND else None
             continue
         ended_ms = meant.get(ref) if kind in RESULT_KINDS else None
-        if ended_ms is not None and kind == FINAL_KIND and bucket is not None:
+        if ended_ms is not None and kind == FINAL_KIND and shard_queue is not None:
             group.ops.append((RESULT + ref, None))
-            group.dirty[bucket] = None
-            bucket.results -= 1
+            group.dirty[shard_queue] = None
+            shard_queue.results -= 1
             shard.results -= 1
             gone.append(ref)
-        elif ended_ms is not None and _drop_if_same(core, shard, group, ref, ended_ms):
+        elif ended_ms is not None and _drop_if_same(state, shard, group, ref, ended_ms):
             gone.append(ref)
         else:
-            if kind in IN_BUCKET_KINDS and header is not None and not is_kept:
+            if kind in IN_SHARD_QUEUE_KINDS and header is not None and not is_kept:
                 keep.append(header)
                 is_kept = True
             keep.append((kind, ref))
@@ -105,11 +105,11 @@ def drop_with_entries(
     return gone
 
 
-def _drop_if_same(core: EngineState, shard: Shard, group: Group, id: bytes, ended_ms: int) -> bool:
+def _drop_if_same(state: EngineState, shard: Shard, group: Group, id: bytes, ended_ms: int) -> bool:
     record = attempt(decode_result, shard.overlay.get_sound(RESULT + id))
     if record is None or record.finished_us // 1000 != ended_ms:
         return False
-    if record.flags & MEMBER_RESULT and core.flows.pins(shard, id):
+    if record.flags & MEMBER_RESULT and state.flows.pins(shard, id):
         return False
-    forget_result(core, shard, group, id, record)
+    forget_result(state, shard, group, id, record)
     return True

@@ -50,14 +50,14 @@ SLACK_MS: Final = 5  # an id is of the moment of a call, its seq up to so much l
 class HiddenRows:
     """Walks through the tasks of shards with damaged index ranges."""
 
-    def __init__(self, core: EngineState) -> None:
-        self._core = core
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
         self._positions: dict[Shard, bytes] = {}  # where each walk goes on
         self._page_rows = PAGE_ROWS
         self._bytes = 0  # read by the slice that is under way
 
     def __bool__(self) -> bool:
-        return self._following() is not None or any(map(self._is_short, self._core.hosted))
+        return self._following() is not None or any(map(self._is_short, self._state.hosted))
 
     def _is_short(self, shard: Shard) -> bool:
         """Whether rows that the mirror had no space for are to be found by another walk: it has."""
@@ -67,7 +67,7 @@ class HiddenRows:
         return unreadable.dropped > 0 and unreadable.mirror_left >= PAGE_ROWS
 
     def _begin_anew(self) -> None:
-        for shard in filter(self._is_short, self._core.hosted):
+        for shard in filter(self._is_short, self._state.hosted):
             if shard.overlay.unreadable is not None:
                 shard.overlay.unreadable.dropped = 0
             self._positions[shard] = TASK
@@ -96,7 +96,7 @@ class HiddenRows:
             if following is None or following == MOVED or self._bytes > PAGE_BYTES:
                 break
             position = following
-        self._core.deadlines.wake_reaper()
+        self._state.deadlines.wake_reaper()
 
     def came_in(self, shard: Shard, first: bytes) -> None:
         """A load came past the commit loop, which mirrors: its tasks begin at ``first``."""
@@ -104,7 +104,7 @@ class HiddenRows:
             return
         position = self._positions.get(shard, first)
         self._positions[shard] = min(position, first) if position >= TASK else first
-        self._core.deadlines.wake_reaper()
+        self._state.deadlines.wake_reaper()
 
     def forget(self, shard: Shard) -> None:
         """End the walk through a shard that is not here any more."""
@@ -117,7 +117,7 @@ class HiddenRows:
             position = self._positions[shard]
             unreadable = shard.overlay.unreadable
             following = None
-            if unreadable is not None and shard.co.takes_writes:
+            if unreadable is not None and shard.coalescer.takes_writes:
                 scan = shard.overlay.scan_readable
                 following = self._page(shard, unreadable, position, scan)
             if following is None:
@@ -164,27 +164,27 @@ class HiddenRows:
         if value is None or row is None:
             return
         unreadable.mirror(key, value)
-        core, at = self._core, decode_index_key(key)
-        lane = core.lane(at.queue, at.tenant)
-        bucket = lane.bucket(shard)
+        state, at = self._state, decode_index_key(key)
+        tenant_queue = state.tenant_queue(at.queue, at.tenant)
+        shard_queue = tenant_queue.shard_queue(shard)
         if at.kind == READY:
             index = 9 - at.priority
-            window = bucket.windows[index]
-            held = window.rows if window is not None else ()
+            ready_cache = shard_queue.ready_caches[index]
+            held = ready_cache.rows if ready_cache is not None else ()
             nth = bisect_left(held, (key,))
             if nth == len(held) or held[nth][0] != key:
                 facts = (row.attempts, row.flags, row.expires_ms, row.record_bytes)
-                bucket.put(index, (key, at.task_id, *facts, None))
-                bucket.occupied |= 1 << index
-            lane.topic.turns.setdefault(lane.tenant)
-            if core.claim_sets.is_noted:
-                core.waiters.note(lane)
-                shard.co.poke()
+                shard_queue.put(index, (key, at.task_id, *facts, None))
+                shard_queue.occupied |= 1 << index
+            tenant_queue.queue_state.turns.setdefault(tenant_queue.tenant)
+            if state.claim_sets.is_noted:
+                state.waiters.note(tenant_queue)
+                shard.coalescer.poke()
         elif at.kind == DELAYED:
-            bucket.delayed_head = min(bucket.delayed_head, key)
-            core.cut_delayed(bucket, key)
-            if at.at < bucket.next_due_ms:
-                core.deadlines.note_due(bucket, at.at)
+            shard_queue.delayed_head = min(shard_queue.delayed_head, key)
+            state.cut_delayed(shard_queue, key)
+            if at.at < shard_queue.next_due_ms:
+                state.deadlines.note_due(shard_queue, at.at)
 
 
 def _ms_of(lower: bytes) -> int:

@@ -21,10 +21,10 @@ from ....engine.records.keyspace import (
     READY,
     RESULT,
     TASK,
-    bucket_prefix,
     decode_index_key,
     delayed_key,
     ready_key,
+    shard_queue_prefix,
 )
 from ....engine.records.lease import DEAD_LEASE, decode_lease
 from ....engine.records.result import HAS_ATTEMPTS, ResultRecord, Status, encode_result
@@ -70,7 +70,7 @@ class TaskLocation(NamedTuple):
     """A task that is ready, delayed or dead."""
 
     task_id: bytes
-    bucket: ShardQueue
+    shard_queue: ShardQueue
     kind: bytes
     key: bytes
     row: IndexRow
@@ -89,7 +89,7 @@ class TaskLocation(NamedTuple):
 
 def first_key(task_id: bytes, task: TaskRecord) -> bytes:
     """The index key a task had when it was enqueued."""
-    prefix = bucket_prefix(task.queue, task.tenant)
+    prefix = shard_queue_prefix(task.queue, task.tenant)
     if task.first_kind == READY[0]:
         return ready_key(prefix, task.priority, task.seq, task_id)
     return delayed_key(prefix, task.due_ms, task.seq, task_id)
@@ -101,9 +101,9 @@ def read_task(shard: Shard, task_id: bytes) -> TaskRecord | None:
     return decode_task(raw) if raw is not None else None
 
 
-def task_location(core: EngineState, shard: Shard, task_id: bytes) -> TaskLocation | None:
+def task_location(state: EngineState, shard: Shard, task_id: bytes) -> TaskLocation | None:
     """The row of a task that is not leased; None for a leased, finished or unknown one."""
-    if task_id in core.leases:
+    if task_id in state.leases:
         return None
     moved = shard.overlay.get(MOVED + task_id)
     if moved is not None:
@@ -116,24 +116,26 @@ def task_location(core: EngineState, shard: Shard, task_id: bytes) -> TaskLocati
     raw = shard.overlay.get(key)
     if raw is None:
         if _lease_row(shard, task_id) is None:
-            core.anomaly(f"shard {shard.index}: task {task_id.hex()} has no index row")
+            state.anomaly(f"shard {shard.index}: task {task_id.hex()} has no index row")
         return None
     parts = decode_index_key(key)
-    bucket = core.lane(parts.queue, parts.tenant).bucket(shard)
-    return TaskLocation(task_id, bucket, parts.kind, key, decode_index_row(raw), moved is not None)
+    shard_queue = state.tenant_queue(parts.queue, parts.tenant).shard_queue(shard)
+    return TaskLocation(
+        task_id, shard_queue, parts.kind, key, decode_index_row(raw), moved is not None
+    )
 
 
-def is_alive(core: EngineState, shard: Shard, task_id: bytes) -> bool:
+def is_alive(state: EngineState, shard: Shard, task_id: bytes) -> bool:
     """Whether the task is still going to run: leased, ready or delayed. A dead letter is not.
 
     Nor is a leased one: it may be sent back, and then it holds its key again.
     """
-    lease = core.leases.get(task_id)
+    lease = state.leases.get(task_id)
     if lease is not None:
         return not lease.flags & DEAD_LEASE
     if not shard.overlay.has(TASK + task_id):
         return False
-    location = task_location(core, shard, task_id)
+    location = task_location(state, shard, task_id)
     if location is None:
         row = _lease_row(shard, task_id)
         found = attempt(decode_lease, row)
@@ -147,23 +149,23 @@ def _lease_row(shard: Shard, task_id: bytes) -> bytes | None:
     Where another replica leads the shard the table has none of its leases; where the shard is
     poisoned it has none whose end could not be written.
     """
-    return None if shard.co.takes_writes else shard.overlay.get(LEASE + task_id)
+    return None if shard.coalescer.takes_writes else shard.overlay.get(LEASE + task_id)
 
 
-def leave(core: EngineState, group: Group, location: TaskLocation) -> None:
+def leave(state: EngineState, group: Group, location: TaskLocation) -> None:
     """Take the task out of its index; the caller says where it goes."""
-    bucket = location.bucket
+    shard_queue = location.shard_queue
     if location.kind == READY:
-        core.drop_ready(group, bucket, location.key)
+        state.drop_ready(group, shard_queue, location.key)
     elif location.kind == DELAYED:
-        core.drop_delayed(group, bucket, location.key)
+        state.drop_delayed(group, shard_queue, location.key)
     else:
         group.ops.append((location.key, None))
-        group.dirty[bucket] = None
-        bucket.dead -= 1
+        group.dirty[shard_queue] = None
+        shard_queue.dead -= 1
 
 
-def holds_ghost(core: EngineState, shard: Shard, task_id: bytes, task: TaskRecord) -> bool:
+def holds_ghost(state: EngineState, shard: Shard, task_id: bytes, task: TaskRecord) -> bool:
     """Whether the task's ghost is its own. One that cannot be read is left to repair.
 
     Args:
@@ -176,11 +178,11 @@ def holds_ghost(core: EngineState, shard: Shard, task_id: bytes, task: TaskRecor
         raw = shard.overlay.get(GHOST + task.ghost)
         return raw is not None and decode_ghost(raw).task_id == task_id
     except CorruptionError as error:
-        core.anomaly(f"shard {shard.index}: ghost of task {task_id.hex()}: {error}")
+        state.anomaly(f"shard {shard.index}: ghost of task {task_id.hex()}: {error}")
         return False
 
 
-def forget_ghost(core: EngineState, shard: Shard, group: Group, task: TaskRecord) -> None:
+def forget_ghost(state: EngineState, shard: Shard, group: Group, task: TaskRecord) -> None:
     """At the end of the task that holds it: its ghost goes too, unless its window outlives it.
 
     Args:
@@ -188,14 +190,14 @@ def forget_ghost(core: EngineState, shard: Shard, group: Group, task: TaskRecord
         group: the open group of the task's shard; the rows go into it.
         task: its record, with a ghost of its own.
     """
-    if task.ghost_expires_ms > core.clock.wall_us() // 1000:
-        core.refile(shard, group, task.ghost_expires_ms, b"g" + task.ghost)
+    if task.ghost_expires_ms > state.clock.wall_us() // 1000:
+        state.refile(shard, group, task.ghost_expires_ms, b"g" + task.ghost)
     else:
         drop_ghost(shard, group, task.ghost)
 
 
 def end_at(
-    core: EngineState,
+    state: EngineState,
     group: Group,
     location: TaskLocation,
     task: TaskRecord,
@@ -217,15 +219,15 @@ def end_at(
         error: kept in the result.
         retention_ms: how long the result is kept; 0: its row is history from the beginning.
     """
-    shard = location.bucket.shard
+    shard = location.shard_queue.shard
     task_id = location.task_id
-    is_holder = holds_ghost(core, shard, task_id, task)
+    is_holder = holds_ghost(state, shard, task_id, task)
     seq = decode_index_key(location.key).seq
     record = b""
-    now_us = core.clock.wall_us()
-    history = location.bucket.lane.topic.history
+    now_us = state.clock.wall_us()
+    history = location.shard_queue.tenant_queue.queue_state.history
     kept_ms = max(retention_ms, history.ms)
-    if status is not None and kept_ms > 0 and core.limits.results_max:
+    if status is not None and kept_ms > 0 and state.limits.results_max:
         record = encode_result(
             ResultRecord(
                 (HAS_ATTEMPTS if location.has_moved else 0)
@@ -254,7 +256,7 @@ def end_at(
     emit(
         group,
         END_KINDS[status],
-        location.bucket,
+        location.shard_queue,
         task_id,
         location.row.priority,
         location.row.attempts,
@@ -263,27 +265,27 @@ def end_at(
     )
     if location.row.flags & BODY_ROW:
         shard.drop_body(group, task_id)
-    leave(core, group, location)
+    leave(state, group, location)
     group.ops.append((TASK + task_id, None))
     if location.has_moved:
         group.ops.append((MOVED + task_id, None))
         if not is_recorded:
             group.ops.append((ATTEMPTS + task_id, None))
     if is_holder:
-        forget_ghost(core, shard, group, task)
+        forget_ghost(state, shard, group, task)
     if record:
         until_ms = now_us // 1000 + kept_ms
-        put_result(core, shard, group, location.bucket, task_id, record, until_ms)
+        put_result(state, shard, group, location.shard_queue, task_id, record, until_ms)
     if location.row.flags & MEMBER_ROW:
-        core.flows.ended(group, shard, task_id, status or 0, now_us)
-    core.notify_result(group, task_id)
+        state.flows.ended(group, shard, task_id, status or 0, now_us)
+    state.notify_result(group, task_id)
 
 
 def put_result(
-    core: EngineState,
+    state: EngineState,
     shard: Shard,
     group: Group,
-    bucket: ShardQueue,
+    shard_queue: ShardQueue,
     task_id: bytes,
     record: bytes,
     expires_ms: int,
@@ -292,40 +294,40 @@ def put_result(
 
     Args:
         group: the open group of the task's shard; the rows go into it.
-        bucket: whose counter it goes into.
+        shard queue: whose counter it goes into.
         record: the encoded result.
         expires_ms: wall milliseconds.
     """
-    if bucket.lane.topic.history.ms:
-        core.final_rows(shard, group, expires_ms, bucket, READ).append(task_id)
+    if shard_queue.tenant_queue.queue_state.history.ms:
+        state.final_rows(shard, group, expires_ms, shard_queue, READ).append(task_id)
     else:
-        core.file_expiry(shard, group, expires_ms, b"r" + task_id)
+        state.file_expiry(shard, group, expires_ms, b"r" + task_id)
     group.ops.append((RESULT + task_id, record))
-    group.dirty[bucket] = None
-    bucket.results += 1
+    group.dirty[shard_queue] = None
+    shard_queue.results += 1
     shard.results += 1
 
 
 def drop_result(
-    core: EngineState, shard: Shard, group: Group, task_id: bytes, queue: bytes, tenant: bytes
+    state: EngineState, shard: Shard, group: Group, task_id: bytes, queue: bytes, tenant: bytes
 ) -> None:
     """A result goes: ``-r``, and its counter. What is known of its attempts stays.
 
     Args:
         group: the open group of the task's shard; the rows go into it.
         task_id: whose result it is.
-        queue: as the result names it: the bucket whose counter has it.
+        queue: as the result names it: the shard queue whose counter has it.
         tenant: as ``queue``.
     """
-    bucket = core.lane(queue, tenant).bucket(shard)
+    shard_queue = state.tenant_queue(queue, tenant).shard_queue(shard)
     group.ops.append((RESULT + task_id, None))
-    group.dirty[bucket] = None
-    bucket.results -= 1
+    group.dirty[shard_queue] = None
+    shard_queue.results -= 1
     shard.results -= 1
 
 
 def forget_result(
-    core: EngineState, shard: Shard, group: Group, task_id: bytes, record: ResultRecord
+    state: EngineState, shard: Shard, group: Group, task_id: bytes, record: ResultRecord
 ) -> None:
     """A result goes for good, and its attempts with it: ``-r [-a]``.
 
@@ -339,6 +341,6 @@ def forget_result(
     has_attempts = bool(record.flags & HAS_ATTEMPTS)
     if has_attempts and record.status == Status.DEAD:
         has_attempts = not shard.overlay.has(TASK + task_id)
-    drop_result(core, shard, group, task_id, record.queue, record.tenant)
+    drop_result(state, shard, group, task_id, record.queue, record.tenant)
     if has_attempts:
         group.ops.append((ATTEMPTS + task_id, None))

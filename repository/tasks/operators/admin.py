@@ -60,7 +60,7 @@ from ...state.rows.task_location import (
     read_task,
     task_location,
 )
-from ...state.shard_scope import buckets_meant, is_meant
+from ...state.shard_scope import is_meant, shard_queues_meant
 from ...state.turns import Turns
 from ..task_end import end_task, finish
 
@@ -87,73 +87,75 @@ PURGE_STATES = {"delayed": DELAYED, "waiting": DELAYED, "ready": READY, "dead": 
 # -- cancel ----------------------------------------------------------------------------
 
 
-async def cancel(core: EngineState, task_id: TaskId) -> bool:
+async def cancel(state: EngineState, task_id: TaskId) -> bool:
     """See ``Engine.cancel``."""
-    shard = core.shard_of(task_id)
-    if not shard.co.has_capacity:
-        await core.backpressure(shard)
-    if not shard.co.takes_writes:
-        shard.co.begin()  # raises: "there is no such task" is not for this shard to say
-    lease = core.leases.get(task_id)
+    shard = state.shard_of(task_id)
+    if not shard.coalescer.has_capacity:
+        await state.backpressure(shard)
+    if not shard.coalescer.takes_writes:
+        shard.coalescer.begin()  # raises: "there is no such task" is not for this shard to say
+    lease = state.leases.get(task_id)
     if lease is not None:
-        core.check_inherited(lease)
-        group = shard.co.begin()
+        state.check_inherited(lease)
+        group = shard.coalescer.begin()
         with group:
-            finish(core, group, lease, Status.CANCELLED, error=b"cancelled")
-        await shard.co.wait(group)
+            finish(state, group, lease, Status.CANCELLED, error=b"cancelled")
+        await shard.coalescer.wait(group)
         return True
-    location = task_location(core, shard, task_id)
+    location = task_location(state, shard, task_id)
     if location is None or location.kind == DEAD:
-        await core.commit_barrier(shard)
+        await state.commit_barrier(shard)
         return False
-    group = shard.co.begin()
+    group = shard.coalescer.begin()
     with group:
-        end_task(core, group, location, Status.CANCELLED, "cancelled")
-    await shard.co.wait(group)
+        end_task(state, group, location, Status.CANCELLED, "cancelled")
+    await shard.coalescer.wait(group)
     return True
 
 
-async def cancel_all(core: EngineState, lanes: Sequence[TenantQueue], is_leased: bool) -> int:
+async def cancel_all(
+    state: EngineState, tenant_queues: Sequence[TenantQueue], is_leased: bool
+) -> int:
     """See ``Queue.cancel_all``."""
-    count = await _cancel_leased(core, set(lanes)) if is_leased else 0
-    return count + await _all(core, lanes, (DELAYED, READY), partial(_cancel_one, core))
+    count = await _cancel_leased(state, set(tenant_queues)) if is_leased else 0
+    return count + await _all(state, tenant_queues, (DELAYED, READY), partial(_cancel_one, state))
 
 
-def _cancel_one(core: EngineState, group: Group, location: TaskLocation) -> bool:
-    end_task(core, group, location, Status.CANCELLED, "cancelled")
+def _cancel_one(state: EngineState, group: Group, location: TaskLocation) -> bool:
+    end_task(state, group, location, Status.CANCELLED, "cancelled")
     return True
 
 
-async def _cancel_leased(core: EngineState, lanes: set[TenantQueue]) -> int:
-    turns, count = Turns(core), 0
-    there = list(core.leases.values())
+async def _cancel_leased(state: EngineState, tenant_queues: set[TenantQueue]) -> int:
+    turns, count = Turns(state), 0
+    there = list(state.leases.values())
     for start in range(0, len(there), SLICE):
         part = [
             lease
             for lease in there[start : start + SLICE]
-            if lease.bucket.lane in lanes and is_meant(lease.bucket.shard)
+            if lease.shard_queue.tenant_queue in tenant_queues and is_meant(lease.shard_queue.shard)
         ]
-        for shard in {lease.bucket.shard: None for lease in part}:
-            if not shard.co.has_capacity:
-                await core.backpressure(shard)
+        for shard in {lease.shard_queue.shard: None for lease in part}:
+            if not shard.coalescer.has_capacity:
+                await state.backpressure(shard)
             # atomic section
             live = [
                 lease
                 for lease in part
-                if lease.bucket.shard is shard and core.leases.get(lease.task_id) is lease
+                if lease.shard_queue.shard is shard and state.leases.get(lease.task_id) is lease
             ]
             for lease in live:
-                core.check_inherited(lease)
+                state.check_inherited(lease)
             if live:
-                group = shard.co.begin(len(live) * 512)
+                group = shard.coalescer.begin(len(live) * 512)
                 for lease in live:
                     with group:
-                        finish(core, group, lease, Status.CANCELLED, error=b"cancelled")
-                await shard.co.wait(group)
+                        finish(state, group, lease, Status.CANCELLED, error=b"cancelled")
+                await shard.coalescer.wait(group)
                 count += len(live)
         if turns.is_over:
             await turns.give_now()
-            core.check()
+            state.check()
     return count
 
 
@@ -161,13 +163,13 @@ async def _cancel_leased(core: EngineState, lanes: set[TenantQueue]) -> int:
 
 
 class _Range(NamedTuple):
-    """Index rows of one bucket as of a call: neither later ones nor their number count.
+    """Index rows of one shard queue as of a call: neither later ones nor their number count.
 
     ``last``: the latest seq (of a dead row: the moment of dying) that is meant, as in the key.
     ``rows``: at most so many are meant, so an end is reached whatever others add meanwhile.
     """
 
-    bucket: ShardQueue
+    shard_queue: ShardQueue
     lower: bytes
     upper: bytes
     last: bytes
@@ -175,8 +177,8 @@ class _Range(NamedTuple):
 
 
 async def _all(
-    core: EngineState,
-    lanes: Sequence[TenantQueue],
+    state: EngineState,
+    tenant_queues: Sequence[TenantQueue],
     kinds: Sequence[bytes],
     act: Callable[[Group, TaskLocation], bool],
     *,
@@ -185,30 +187,30 @@ async def _all(
     """``act`` on every task of these kinds that is there now; how often it did.
 
     Args:
-        core: of the engine.
-        lanes: whose tasks.
+        state: of the engine.
+        tenant queues: whose tasks.
         kinds: of their rows.
         act: whether it did something.
         delayed: of the delayed rows only those in this state, ``delayed`` or ``waiting``.
     """
-    turns = Turns(core)
+    turns = Turns(state)
     count = 0
-    now_ms = core.clock.wall_us() // 1000
+    now_ms = state.clock.wall_us() // 1000
     takes = DELAYED in kinds and delayed != "delayed"
-    taker = _Taker(core, lanes if takes else (), act)
-    core.flows.takers.append(taker)
+    taker = _Taker(state, tenant_queues if takes else (), act)
+    state.flows.takers.append(taker)
     try:
-        for found in _ranges(core, lanes, kinds, core.seq, now_ms, delayed):
-            count += await _each(core, found, act)
+        for found in _ranges(state, tenant_queues, kinds, state.seq, now_ms, delayed):
+            count += await _each(state, found, act)
             if turns.is_over:
                 await turns.give_now()
-                core.check()
+                state.check()
     finally:
-        core.flows.takers.remove(taker)
+        state.flows.takers.remove(taker)
     count += taker.count
     if not count:  # no write shows that it is still for this process to say so
-        for shard in core.shards:
-            shard.co.check_session()
+        for shard in state.shards:
+            shard.coalescer.check_session()
     return count
 
 
@@ -220,27 +222,27 @@ class _Taker:
 
     def __init__(
         self,
-        core: EngineState,
-        lanes: Sequence[TenantQueue],
+        state: EngineState,
+        tenant_queues: Sequence[TenantQueue],
         act: Callable[[Group, TaskLocation], bool],
     ) -> None:
-        self._core, self._act = core, act
-        self._meant, self._last = set(lanes), core.seq.to_bytes(8, "big")
+        self._state, self._act = state, act
+        self._meant, self._last = set(tenant_queues), state.seq.to_bytes(8, "big")
         self.count = 0
 
-    def __call__(self, group: Group, bucket: ShardQueue, key: bytes) -> bool:
-        if bucket.lane not in self._meant or key[-24:-16] > self._last:
+    def __call__(self, group: Group, shard_queue: ShardQueue, key: bytes) -> bool:
+        if shard_queue.tenant_queue not in self._meant or key[-24:-16] > self._last:
             return False
-        location = task_location(self._core, bucket.shard, key[-16:])
-        if location is None or not is_meant(bucket.shard) or not self._act(group, location):
+        location = task_location(self._state, shard_queue.shard, key[-16:])
+        if location is None or not is_meant(shard_queue.shard) or not self._act(group, location):
             return False
         self.count += 1
         return True
 
 
 def _ranges(
-    core: EngineState,
-    lanes: Sequence[TenantQueue],
+    state: EngineState,
+    tenant_queues: Sequence[TenantQueue],
     kinds: Sequence[bytes],
     last_seq: int,
     now_ms: int,
@@ -248,98 +250,105 @@ def _ranges(
 ) -> Iterator[_Range]:
     """Ranges of the rows that existed at ``now_ms``; each as of when it is asked for."""
     seq = last_seq.to_bytes(8, "big")
-    for lane in lanes:
-        for bucket in buckets_meant(lane.buckets):
+    for tenant_queue in tenant_queues:
+        for shard_queue in shard_queues_meant(tenant_queue.shard_queues):
             for kind in kinds:
-                lower = bucket.prefix + kind
+                lower = shard_queue.prefix + kind
                 upper = prefix_end(lower)
                 if kind == READY:
-                    for start in bucket.ready_prefixes:
+                    for start in shard_queue.ready_prefixes:
                         end = start + seq + b"\xff" * 17
-                        yield _Range(bucket, start, end, seq, bucket.ready)
+                        yield _Range(shard_queue, start, end, seq, shard_queue.ready)
                 elif kind == DELAYED:
-                    held, rows = lower + HELD_MS.to_bytes(8, "big"), bucket.delayed
+                    held, rows = lower + HELD_MS.to_bytes(8, "big"), shard_queue.delayed
                     if delayed == "waiting":
-                        lower, rows = held, bucket.waiting
+                        lower, rows = held, shard_queue.waiting
                     elif delayed:
-                        upper, rows = held, rows - bucket.waiting
-                    yield _Range(bucket, lower, upper, seq, rows)
+                        upper, rows = held, rows - shard_queue.waiting
+                    yield _Range(shard_queue, lower, upper, seq, rows)
                 else:
                     last = now_ms.to_bytes(8, "big")
                     try:
-                        key = bucket.shard.overlay.last_key(lower, upper) if bucket.dead else None
+                        key = (
+                            shard_queue.shard.overlay.last_key(lower, upper)
+                            if shard_queue.dead
+                            else None
+                        )
                     except CorruptionError:  # the others are meant all the same
                         key = None
                     if key is not None:  # later than now where the clock has stepped back
                         last = max(last, key[-24:-16])
-                    yield _Range(bucket, lower, upper, last, bucket.dead)
+                    yield _Range(shard_queue, lower, upper, last, shard_queue.dead)
 
 
 def _location_of_row(
-    core: EngineState, bucket: ShardQueue, key: bytes, raw: bytes
+    state: EngineState, shard_queue: ShardQueue, key: bytes, raw: bytes
 ) -> TaskLocation | None:
     """Location of a scanned row, from the row alone where nothing else can be read."""
     task_id = key[-16:]
-    if task_id in core.leases:
+    if task_id in state.leases:
         return None
     try:
-        location = task_location(core, bucket.shard, task_id)
+        location = task_location(state, shard_queue.shard, task_id)
     except CorruptionError:
         location = None
     if location is not None:
         return location if location.key == key else None
-    if not bucket.shard.overlay.has(key):  # an end before it in the slice has ended it as well
+    if not shard_queue.shard.overlay.has(key):  # an end before it in the slice has ended it as well
         return None
     row = attempt(decode_index_row, raw) or IndexRow(MOVED_ROW, 0, 0, 0, 0, b"")
-    at, lane = len(bucket.prefix), bucket.lane
-    # Leadership may have been lost and won since the range was noted: that bucket counts no more.
-    bucket = core.lane(lane.queue, lane.tenant).bucket(bucket.shard)
-    return TaskLocation(task_id, bucket, key[at : at + 1], key, row, True)
+    at, tenant_queue = len(shard_queue.prefix), shard_queue.tenant_queue
+    # Leadership may have been lost and won since the range was noted: that shard queue counts no
+    # more.
+    shard_queue = state.tenant_queue(tenant_queue.queue, tenant_queue.tenant).shard_queue(
+        shard_queue.shard
+    )
+    return TaskLocation(task_id, shard_queue, key[at : at + 1], key, row, True)
 
 
 async def _each(
-    core: EngineState, found: _Range, act: Callable[[Group, TaskLocation], bool]
+    state: EngineState, found: _Range, act: Callable[[Group, TaskLocation], bool]
 ) -> int:
     """``act`` on every task of the range, a slice and a batch at a time; how often it did."""
-    count, left, shard = 0, found.rows, found.bucket.shard
-    at = len(found.bucket.prefix)
+    count, left, shard = 0, found.rows, found.shard_queue.shard
+    at = len(found.shard_queue.prefix)
     lower, kind = found.lower, found.lower[at : at + 1]
     if left > 0 and kind in (DELAYED, DEAD):
-        lower = max(lower, await find_floor(core, found.bucket, kind))
+        lower = max(lower, await find_floor(state, found.shard_queue, kind))
     elif left > 0:
-        lower = max(lower, min(found.upper, found.bucket.floor(READY)))  # as the windows know
-    pages = Pages(core, shard, lower, found.upper, SLICE, for_writing=True)
+        lower = max(lower, min(found.upper, found.shard_queue.floor(READY)))  # as the caches know
+    pages = Pages(state, shard, lower, found.upper, SLICE, for_writing=True)
     while left > 0 and (rows := await pages.following()):
         meant = [row for row in rows if row[0][-24:-16] <= found.last][:left]
         left -= len(meant)
         if meant:
-            count += await _act_on(core, found.bucket, meant, act)
+            count += await _act_on(state, found.shard_queue, meant, act)
     if left < found.rows:  # nine of ten priorities may be empty: not a turn of the loop for each
-        await core.spawner.checkpoint()
-        core.check()
+        await state.spawner.checkpoint()
+        state.check()
     return count
 
 
 async def _act_on(
-    core: EngineState,
-    bucket: ShardQueue,
+    state: EngineState,
+    shard_queue: ShardQueue,
     rows: Sequence[tuple[bytes, bytes]],
     act: Callable[[Group, TaskLocation], bool],
 ) -> int:
     """``act`` on the tasks of these rows, in batches of bounded bytes; how often it did."""
-    count, size, shard = 0, 0, bucket.shard
-    group = shard.co.begin(len(rows) * 256)
+    count, size, shard = 0, 0, shard_queue.shard
+    group = shard.coalescer.begin(len(rows) * 256)
     for at, (key, raw) in enumerate(rows):
         if size >= BATCH_BYTES_MAX:
-            await shard.co.wait(group)
-            core.check()
-            group, size = shard.co.begin((len(rows) - at) * 256), 0
+            await shard.coalescer.wait(group)
+            state.check()
+            group, size = shard.coalescer.begin((len(rows) - at) * 256), 0
         queued = len(group.ops)
-        location = _location_of_row(core, bucket, key, raw)
+        location = _location_of_row(state, shard_queue, key, raw)
         with group:
             count += location is not None and act(group, location)
         size += group.count_from(queued)
-    await shard.co.wait(group)
+    await shard.coalescer.wait(group)
     return count
 
 
@@ -347,7 +356,7 @@ async def _act_on(
 
 
 def _holder(
-    core: EngineState, shard: Shard, task_id: bytes, ghost: bytes, now_ms: int
+    state: EngineState, shard: Shard, task_id: bytes, ghost: bytes, now_ms: int
 ) -> bytes | None:
     """Id of another task that holds the task's dedup key, or None."""
     raw = shard.overlay.get(GHOST + ghost) if ghost != NO_GHOST else None
@@ -357,14 +366,14 @@ def _holder(
     if held.task_id == task_id:
         return None
     try:  # as an enqueue sees it
-        is_held = held.expires_ms > now_ms or is_alive(core, shard, held.task_id)
+        is_held = held.expires_ms > now_ms or is_alive(state, shard, held.task_id)
     except CorruptionError:  # still in line: the claim that meets it will bury it
         is_held = True
     return held.task_id if is_held else None
 
 
 def redrive_one(
-    core: EngineState,
+    state: EngineState,
     group: Group,
     location: TaskLocation,
     *,
@@ -379,13 +388,13 @@ def redrive_one(
         is_held: it waits for others instead: its join lets it go.
         renew: returns the policy it is to have from now on; None keeps that of its record.
     """
-    shard, task_id = location.bucket.shard, location.task_id
-    now_us = core.clock.wall_us()
+    shard, task_id = location.shard_queue.shard, location.task_id
+    now_us = state.clock.wall_us()
     # Every read that can fail comes before the first operation that is queued.
     try:
         task = read_task(shard, task_id)
         ghost = task.ghost if task is not None else NO_GHOST
-        rival = _holder(core, shard, task_id, ghost, now_us // 1000)
+        rival = _holder(state, shard, task_id, ghost, now_us // 1000)
     except CorruptionError:
         task = rival = None
     if task is None:
@@ -399,12 +408,12 @@ def redrive_one(
         )
     has_result = shard.overlay.has(RESULT + task_id)
     result = attempt(decode_result, shard.overlay.get_sound(RESULT + task_id))
-    bucket, priority = location.bucket, location.row.priority
-    seq = core.next_seq(now_us)
+    shard_queue, priority = location.shard_queue, location.row.priority
+    seq = state.next_seq(now_us)
     if is_held:
-        key = delayed_key(bucket.prefix, HELD_MS, seq, task_id)
+        key = delayed_key(shard_queue.prefix, HELD_MS, seq, task_id)
     else:
-        key = bucket.ready_key(bucket.ready_prefixes[9 - priority], seq, task_id)
+        key = shard_queue.ready_key(shard_queue.ready_prefixes[9 - priority], seq, task_id)
     moved = encode_moved(Moved(0, key))
     own_ghost = encode_ghost(Ghost(task_id, task.ghost_expires_ms, task.ghost_form))
     stored = task
@@ -422,55 +431,62 @@ def redrive_one(
     # Whoever redrives wants it to run: its TTL, counted from the enqueue, no longer applies.
     flags = MOVED_ROW | location.row.flags & (BODY_ROW | MEMBER_ROW)
     row = IndexRow(flags, priority, 0, location.row.record_bytes, 0, b"")
-    emit(group, REDRIVEN, bucket, task_id, priority, 0, now_us)
+    emit(group, REDRIVEN, shard_queue, task_id, priority, 0, now_us)
     if is_held:
-        core.put_delayed(group, bucket, key, HELD_MS, encode_index_row(row))
+        state.put_delayed(group, shard_queue, key, HELD_MS, encode_index_row(row))
     else:
-        core.put_ready(group, bucket, 9 - priority, key, task_id, row)
+        state.put_ready(group, shard_queue, 9 - priority, key, task_id, row)
     group.ops += ((location.key, None), (MOVED + task_id, moved))
-    bucket.dead -= 1
+    shard_queue.dead -= 1
     if record is not None:
         group.ops.append((TASK + task_id, record))
     if not drops_ghost and task.ghost != NO_GHOST:
         shard.put_dedup(group, task.ghost, own_ghost)
         if task.ghost_expires_ms:
-            core.file_expiry(shard, group, task.ghost_expires_ms, b"g" + task.ghost)
+            state.file_expiry(shard, group, task.ghost_expires_ms, b"g" + task.ghost)
     if result is not None:
-        drop_result(core, shard, group, task_id, result.queue, result.tenant)
+        drop_result(state, shard, group, task_id, result.queue, result.tenant)
     elif has_result:  # damaged: it was counted where its task is
-        drop_result(core, shard, group, task_id, bucket.lane.queue, bucket.lane.tenant)
+        drop_result(
+            state,
+            shard,
+            group,
+            task_id,
+            shard_queue.tenant_queue.queue,
+            shard_queue.tenant_queue.tenant,
+        )
     if row.flags & MEMBER_ROW:
-        core.flows.redriven(group, shard, task_id)
+        state.flows.redriven(group, shard, task_id)
     return None
 
 
 async def redrive(
-    core: EngineState,
-    lanes: Sequence[TenantQueue],
+    state: EngineState,
+    tenant_queues: Sequence[TenantQueue],
     ids: Sequence[TaskId] | None,
     renew: Renew | None = None,
 ) -> int:
     """See ``Queue.redrive``.
 
     Args:
-        core: the engine's state.
-        lanes: the queue's.
+        state: the engine's state.
+        tenant queues: the queue's.
         ids: None for all.
         renew: as ``redrive_one``.
     """
     if ids is not None:
-        return await _redrive_ids(core, lanes, ids, renew)
+        return await _redrive_ids(state, tenant_queues, ids, renew)
     return await _all(
-        core,
-        lanes,
+        state,
+        tenant_queues,
         [DEAD],
-        lambda group, location: redrive_one(core, group, location, renew=renew) is None,
+        lambda group, location: redrive_one(state, group, location, renew=renew) is None,
     )
 
 
 async def _redrive_ids(
-    core: EngineState,
-    lanes: Sequence[TenantQueue],
+    state: EngineState,
+    tenant_queues: Sequence[TenantQueue],
     ids: Sequence[TaskId],
     renew: Renew | None,
 ) -> int:
@@ -478,24 +494,28 @@ async def _redrive_ids(
     problem: LodeqError | None = None
     count = 0
     for task_id in ids:
-        shard = core.shard_of(task_id)
-        if not shard.co.has_capacity:
-            await core.backpressure(shard)
+        shard = state.shard_of(task_id)
+        if not shard.coalescer.has_capacity:
+            await state.backpressure(shard)
         try:
-            location = task_location(core, shard, task_id)
+            location = task_location(state, shard, task_id)
         except CorruptionError as error:
             problem = problem or error
             continue
-        if location is None or location.kind != DEAD or location.bucket.lane not in lanes:
+        if (
+            location is None
+            or location.kind != DEAD
+            or location.shard_queue.tenant_queue not in tenant_queues
+        ):
             problem = problem or TaskNotFoundError(
                 f"{task_id} is not a dead letter of this queue", task_id=task_id
             )
             continue
-        group = shard.co.begin()
+        group = shard.coalescer.begin()
         with group:
-            refusal = redrive_one(core, group, location, renew=renew)
-        await shard.co.wait(group)
-        core.check()
+            refusal = redrive_one(state, group, location, renew=renew)
+        await shard.coalescer.wait(group)
+        state.check()
         problem = problem or refusal
         count += refusal is None
     if problem is not None:
@@ -506,7 +526,9 @@ async def _redrive_ids(
 # -- purge -----------------------------------------------------------------------------
 
 
-async def purge(core: EngineState, lanes: Sequence[TenantQueue], state: str | None) -> int:
+async def purge(
+    engine_state: EngineState, tenant_queues: Sequence[TenantQueue], state: str | None
+) -> int:
     """See ``Queue.purge``."""
     if state is not None and (not isinstance(state, str) or state not in PURGE_STATES):
         raise UsageError(f"state {state!r} is not one of {', '.join(PURGE_STATES)}, or None")
@@ -516,13 +538,13 @@ async def purge(core: EngineState, lanes: Sequence[TenantQueue], state: str | No
         kinds, delayed = [PURGE_STATES[state]], state
 
     def act(group: Group, location: TaskLocation) -> bool:
-        return _purge_one(core, group, location)
+        return _purge_one(engine_state, group, location)
 
-    return await _all(core, lanes, kinds, act, delayed=delayed)
+    return await _all(engine_state, tenant_queues, kinds, act, delayed=delayed)
 
 
-def _purge_one(core: EngineState, group: Group, location: TaskLocation) -> bool:
-    end_task(core, group, location, None if location.kind == DEAD else Status.CANCELLED, "purged")
+def _purge_one(state: EngineState, group: Group, location: TaskLocation) -> bool:
+    end_task(state, group, location, None if location.kind == DEAD else Status.CANCELLED, "purged")
     return True
 
 
@@ -531,33 +553,33 @@ def _purge_one(core: EngineState, group: Group, location: TaskLocation) -> bool:
 _PAUSES = 256  # of one batch
 
 
-async def pause(core: EngineState, queue: bytes, tenant: bytes | None) -> None:
+async def pause(state: EngineState, queue: bytes, tenant: bytes | None) -> None:
     """See ``Queue.pause``."""
-    await _write_pauses(core, queue, [tenant], encode_pause(core.clock.wall_us()))
+    await _write_pauses(state, queue, [tenant], encode_pause(state.clock.wall_us()))
 
 
-async def resume(core: EngineState, queue: bytes, tenant: bytes | None) -> bool:
+async def resume(state: EngineState, queue: bytes, tenant: bytes | None) -> bool:
     """See ``Queue.resume``."""
-    topic = core.topics.get(queue)
+    queue_state = state.queue_states.get(queue)
     whom = [tenant]
-    if topic is not None and tenant is None:
-        whom += sorted(topic.paused)
-    elif topic is not None and not tenant and topic.is_paused:
+    if queue_state is not None and tenant is None:
+        whom += sorted(queue_state.paused)
+    elif queue_state is not None and not tenant and queue_state.is_paused:
         whom.append(None)
     for at in range(0, len(whom), _PAUSES):  # there may be a hundred thousand tenants
-        await _write_pauses(core, queue, whom[at : at + _PAUSES], None)
-    topic = core.topics.get(queue)
-    return topic is None or not topic.is_paused
+        await _write_pauses(state, queue, whom[at : at + _PAUSES], None)
+    queue_state = state.queue_states.get(queue)
+    return queue_state is None or not queue_state.is_paused
 
 
 async def _write_pauses(
-    core: EngineState, queue: bytes, whom: Sequence[bytes | None], value: bytes | None
+    state: EngineState, queue: bytes, whom: Sequence[bytes | None], value: bytes | None
 ) -> None:
-    shard = core.first
-    if not shard.co.has_capacity:
-        await core.backpressure(shard)
-    group = shard.co.begin()
+    shard = state.first
+    if not shard.coalescer.has_capacity:
+        await state.backpressure(shard)
+    group = shard.coalescer.begin()
     for tenant in whom:
-        core.set_pause(queue, tenant, is_paused=value is not None)
+        state.set_pause(queue, tenant, is_paused=value is not None)
         group.ops.append((pause_key(queue, ALL_TENANTS_MARK if tenant is None else tenant), value))
-    await shard.co.wait(group)
+    await shard.coalescer.wait(group)

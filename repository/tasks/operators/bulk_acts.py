@@ -77,7 +77,7 @@ _UNFILED: Final = "its expiry entry is not where it should be: run lodeq verify"
 
 
 async def find(
-    core: EngineState,
+    state: EngineState,
     meant: TaskFilter,
     *,
     limit: object,
@@ -87,14 +87,14 @@ async def find(
     """See ``Engine.find``.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         meant: the filter.
         limit: tasks, 1 to 1,000.
         cursor: of the page before; None begins.
         payloads: what is shown of payloads and headers.
     """
     n = check_found(limit)
-    search = TaskSearch(core, meant, cursor, payloads, n, looks_again=True)
+    search = TaskSearch(state, meant, cursor, payloads, n, looks_again=True)
     out: list[Task] = []
     size = 0
     async with aclosing(search.pages()) as pages:
@@ -116,10 +116,10 @@ async def find(
     )
 
 
-async def count(core: EngineState, meant: TaskFilter, looks: object) -> FoundCount:
+async def count(state: EngineState, meant: TaskFilter, looks: object) -> FoundCount:
     """See ``Engine.count``."""
     most = check_looks(looks)
-    search = TaskSearch(core, meant, None, "none")
+    search = TaskSearch(state, meant, None, "none")
     total = 0
     async with aclosing(search.pages()) as pages:
         async for page in pages:
@@ -133,7 +133,7 @@ async def count(core: EngineState, meant: TaskFilter, looks: object) -> FoundCou
 
 
 async def act(
-    core: EngineState,
+    state: EngineState,
     name: object,
     meant: TaskFilter,
     *,
@@ -145,7 +145,7 @@ async def act(
     """See ``Engine.act``.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         name: one of ``ACTS``.
         meant: the filter; its states are narrowed to those the act applies to.
         priority: 0 to 9, for ``reprioritise`` alone.
@@ -155,14 +155,14 @@ async def act(
     """
     n = check_found(limit)
     meant, new = _check_act(name, meant, priority, policy)
-    renewals = _Renewals(core) if policy == "current" else None
+    renewals = _Renewals(state) if policy == "current" else None
     do = {
         "redrive": lambda *of: _redrive(*of, renewals=renewals),
         "cancel": _cancel,
         "delete": _delete,
         "reprioritise": lambda *of: _reprioritise(*of, priority=new or 0),
     }[str(name)]
-    search = TaskSearch(core, meant, cursor, "none", n)
+    search = TaskSearch(state, meant, cursor, "none", n)
     done = skipped = n_refused = 0
     refused: dict[str, str] = {}
     async with aclosing(search.pages()) as pages:
@@ -173,7 +173,7 @@ async def act(
             taken = page[:room]
             if renewals is not None:
                 await renewals.learn(taken)
-            for why, ids in (await _each(core, taken, do)).items():
+            for why, ids in (await _each(state, taken, do)).items():
                 if why is None:
                     done += len(ids)
                 elif why == _GONE:
@@ -194,14 +194,14 @@ async def act(
 class _Renewals:
     """The policies that functions have today, by queue: read before the step that uses them."""
 
-    def __init__(self, core: EngineState) -> None:
-        self._core = core
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
         self._found: dict[str, Renew] = {}
 
     async def learn(self, tasks: list[Task]) -> None:
         """Read those of the tasks' queues."""
         for queue in {task.queue for task in tasks} - set(self._found):
-            self._found[queue] = await policies_of_today(self._core, queue)
+            self._found[queue] = await policies_of_today(self._state, queue)
 
     def of(self, task: Task) -> Renew:
         """That of a task's queue."""
@@ -237,41 +237,41 @@ def _check_act(
 _Do = Callable[[EngineState, Group, Shard, Task], "str | None"]
 
 
-async def _each(core: EngineState, tasks: list[Task], do: _Do) -> dict[str | None, list[bytes]]:
+async def _each(state: EngineState, tasks: list[Task], do: _Do) -> dict[str | None, list[bytes]]:
     """Act on each task, a batch a shard and slice; ids by what came of it: None is done."""
     by_shard: dict[int, list[Task]] = {}
     for task in tasks:
-        by_shard.setdefault(core.shard_of(task.id).index, []).append(task)
+        by_shard.setdefault(state.shard_of(task.id).index, []).append(task)
     out: dict[str | None, list[bytes]] = {}
     for index, of_shard in sorted(by_shard.items()):
-        shard = core.shards[index]
+        shard = state.shards[index]
         for start in range(0, len(of_shard), _SLICE):
-            if not shard.co.has_capacity:
-                await core.backpressure(shard)
+            if not shard.coalescer.has_capacity:
+                await state.backpressure(shard)
             part = of_shard[start : start + _SLICE]
-            group, size = shard.co.begin(len(part) * 256), 0
+            group, size = shard.coalescer.begin(len(part) * 256), 0
             for at, task in enumerate(part):
                 if size >= BATCH_BYTES_MAX:
-                    await shard.co.wait(group)
-                    core.check()
-                    group, size = shard.co.begin((len(part) - at) * 256), 0
+                    await shard.coalescer.wait(group)
+                    state.check()
+                    group, size = shard.coalescer.begin((len(part) - at) * 256), 0
                 queued = len(group.ops)
                 try:
                     with group:
-                        why = do(core, group, shard, task)
+                        why = do(state, group, shard, task)
                 except CorruptionError as error:
                     why = str(error)
                 size += group.count_from(queued)
                 out.setdefault(why, []).append(task.id)
-            await shard.co.wait(group)
-            core.check()
+            await shard.coalescer.wait(group)
+            state.check()
         if final := out.pop(_FINAL, None):
-            await _delete_final(core, shard, {task.id: task for task in of_shard}, final, out)
+            await _delete_final(state, shard, {task.id: task for task in of_shard}, final, out)
     return out
 
 
 async def _delete_final(
-    core: EngineState,
+    state: EngineState,
     shard: Shard,
     tasks: dict[TaskId, Task],
     final: list[bytes],
@@ -280,14 +280,14 @@ async def _delete_final(
     """Delete results together with their expiry entries: see ``expiry_entries``.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         shard: of all of them.
         tasks: the tasks, as they were found.
         final: ids of those that are meant.
         out: gets what came of each.
     """
-    await core.commit_barrier(shard)  # entries of this turn are not rows yet
-    core.check()
+    await state.commit_barrier(shard)  # entries of this turn are not rows yet
+    state.check()
     by_second: dict[int, dict[bytes, int]] = {}
     for task_id in final:
         record = attempt(decode_result, shard.overlay.get(RESULT + task_id))
@@ -298,16 +298,16 @@ async def _delete_final(
         by_second.setdefault(second, {})[task_id] = record.finished_us // 1000
     for second, meant in sorted(by_second.items()):
         lower, upper = expiry_key(second, 0), expiry_key(second + 1, 0)
-        pages = Pages(core, shard, lower, upper, 1, for_writing=True)  # a row may name thousands
+        pages = Pages(state, shard, lower, upper, 1, for_writing=True)  # a row may name thousands
         while meant and (rows := await pages.following()):
             ((key, raw),) = rows
             if not any(ref in meant for _, ref in attempt(decode_expiry, raw) or ()):
                 continue
-            group = shard.co.begin(256 + 32 * len(meant))
+            group = shard.coalescer.begin(256 + 32 * len(meant))
             with group:
-                gone = drop_with_entries(core, shard, group, key, raw, meant)
-            await shard.co.wait(group)
-            core.check()
+                gone = drop_with_entries(state, shard, group, key, raw, meant)
+            await shard.coalescer.wait(group)
+            state.check()
             for task_id in gone:
                 del meant[task_id]
             out.setdefault(None, []).extend(gone)
@@ -316,48 +316,48 @@ async def _delete_final(
             out.setdefault(_UNFILED if is_there else _GONE, []).append(task_id)
 
 
-def _where(core: EngineState, shard: Shard, task: Task) -> TaskLocation | None:
+def _where(state: EngineState, shard: Shard, task: Task) -> TaskLocation | None:
     """Location of a task that is still at the row where it was found."""
-    if task.id in core.leases:
+    if task.id in state.leases:
         return None
-    location = task_location(core, shard, task.id)
+    location = task_location(state, shard, task.id)
     return location if location is not None and location.key == task.position else None
 
 
 def _redrive(
-    core: EngineState, group: Group, shard: Shard, task: Task, *, renewals: _Renewals | None
+    state: EngineState, group: Group, shard: Shard, task: Task, *, renewals: _Renewals | None
 ) -> str | None:
-    location = _where(core, shard, task)
+    location = _where(state, shard, task)
     if location is None or location.kind != DEAD:
         return _GONE
     renew = None if renewals is None else renewals.of(task)
-    refusal = redrive_one(core, group, location, renew=renew)
+    refusal = redrive_one(state, group, location, renew=renew)
     return None if refusal is None else str(refusal)
 
 
-def _cancel(core: EngineState, group: Group, shard: Shard, task: Task) -> str | None:
+def _cancel(state: EngineState, group: Group, shard: Shard, task: Task) -> str | None:
     if task.state == "leased":
-        lease = core.leases.get(task.id)
+        lease = state.leases.get(task.id)
         if lease is None or lease.leased_us != int.from_bytes(task.position[:8], "big"):
             return _GONE
         try:
-            core.check_inherited(lease)
+            state.check_inherited(lease)
         except BusyError as error:
             return str(error)
-        finish(core, group, lease, Status.CANCELLED, error=b"cancelled")
+        finish(state, group, lease, Status.CANCELLED, error=b"cancelled")
         return None
-    location = _where(core, shard, task)
+    location = _where(state, shard, task)
     if location is None:
         return _GONE
-    end_task(core, group, location, Status.CANCELLED, "cancelled")
+    end_task(state, group, location, Status.CANCELLED, "cancelled")
     return None
 
 
-def _delete(core: EngineState, group: Group, shard: Shard, task: Task) -> str | None:
+def _delete(state: EngineState, group: Group, shard: Shard, task: Task) -> str | None:
     """Forget a task with its result and its attempts; its dedup window stays."""
     record = attempt(decode_result, shard.overlay.get(RESULT + task.id))
     is_dead = task.state == "dead"
-    location = _where(core, shard, task) if is_dead else None
+    location = _where(state, shard, task) if is_dead else None
     if is_dead:
         if location is None:
             return _GONE
@@ -366,26 +366,26 @@ def _delete(core: EngineState, group: Group, shard: Shard, task: Task) -> str | 
     is_member = record is not None and record.flags & MEMBER_RESULT != 0
     if location is not None:
         is_member = is_member or location.row.flags & MEMBER_ROW != 0
-    if is_member and core.flows.pins(shard, task.id):
+    if is_member and state.flows.pins(shard, task.id):
         return _PINNED
     if location is not None:
-        end_task(core, group, location, None, "deleted")
+        end_task(state, group, location, None, "deleted")
     elif record is not None and is_final(record):
         return _FINAL
     if record is None:  # of a dead letter, and not kept
         return None
-    forget_result(core, shard, group, task.id, record)
+    forget_result(state, shard, group, task.id, record)
     return None
 
 
 def _reprioritise(
-    core: EngineState, group: Group, shard: Shard, task: Task, *, priority: int
+    state: EngineState, group: Group, shard: Shard, task: Task, *, priority: int
 ) -> str | None:
     """The same task in another place of the line: same seq, same attempts."""
-    location = _where(core, shard, task)
+    location = _where(state, shard, task)
     if location is None or location.kind not in (READY, DELAYED):
         return _GONE
-    bucket, row = location.bucket, location.row
+    shard_queue, row = location.shard_queue, location.row
     if row.priority == priority:
         return _GONE
     record = read_task(shard, task.id)
@@ -394,18 +394,18 @@ def _reprioritise(
     key = location.key
     if location.kind == READY:
         seq = decode_index_key(key).seq
-        key = bucket.ready_key(bucket.ready_prefixes[9 - priority], seq, task.id)
+        key = shard_queue.ready_key(shard_queue.ready_prefixes[9 - priority], seq, task.id)
     moved: bytes | None = None  # at its first key a task has no such row
     flags = row.flags & ~MOVED_ROW
     if key != first_key(task.id, record):
         moved, flags = encode_moved(Moved(row.attempts, key)), flags | MOVED_ROW
     row = row._replace(priority=priority, flags=flags)
-    leave(core, group, location)
+    leave(state, group, location)
     if moved is not None or location.has_moved:
         group.ops.append((MOVED + task.id, moved))
     if location.kind == READY:
-        core.put_ready(group, bucket, 9 - priority, key, task.id, row)
+        state.put_ready(group, shard_queue, 9 - priority, key, task.id, row)
     else:
         due_ms = int.from_bytes(key[-32:-24], "big")
-        core.put_delayed(group, bucket, key, due_ms, encode_index_row(row))
+        state.put_delayed(group, shard_queue, key, due_ms, encode_index_row(row))
     return None

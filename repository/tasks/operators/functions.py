@@ -49,42 +49,42 @@ SLICE: Final = 128  # rows of one batch, or of one page: 256 KiB at most
 FRESH_US: Final = 86_400_000_000  # a row that says the same is written again after this time
 
 
-async def publish(core: EngineState, given: Sequence[PublishedFunction]) -> int:
+async def publish(state: EngineState, given: Sequence[PublishedFunction]) -> int:
     """Write the rows of functions that are new or differ; return how many. See ``Engine``."""
     checked = check_functions(given)
     rows = [
         (function_key(one.queue.encode(), one.name.encode()), pack_function(one)) for one in checked
     ]
-    await _make_space(core, {key for key, _ in rows})
-    shard, written = core.first, 0
+    await _make_space(state, {key for key, _ in rows})
+    shard, written = state.first, 0
     for start in range(0, len(rows), SLICE):
         if start:
-            await core.spawner.checkpoint()
-            core.check()
-        if not shard.co.has_capacity:
-            await core.backpressure(shard)
+            await state.spawner.checkpoint()
+            state.check()
+        if not shard.coalescer.has_capacity:
+            await state.backpressure(shard)
         # atomic section
-        now_us = core.clock.wall_us()
+        now_us = state.clock.wall_us()
         changed = []
         for key, facts in rows[start : start + SLICE]:
             had = attempt(decode_function, shard.overlay.get(key))
             if had is None or had.facts != facts or now_us - had.published_us >= FRESH_US:
                 changed.append((key, encode_function(FunctionRow(now_us, facts))))
         if changed:
-            group = shard.co.begin(sum(len(key) + len(value) for key, value in changed))
+            group = shard.coalescer.begin(sum(len(key) + len(value) for key, value in changed))
             with group:
                 group.ops.extend(changed)
-            await shard.co.wait(group)
+            await shard.coalescer.wait(group)
             written += len(changed)
     return written
 
 
-async def _make_space(core: EngineState, wanted: set[bytes]) -> None:
+async def _make_space(state: EngineState, wanted: set[bytes]) -> None:
     """Drop the functions longest not published, if more than the store keeps would be there."""
     if len(wanted) > FUNCTIONS_MAX:
         raise LimitError(f"{len(wanted)} functions are more than the {FUNCTIONS_MAX} a store keeps")
     others: list[tuple[int, bytes]] = []
-    pages = Pages(core, core.first, FUNCTIONS, FUNCTIONS_END, SLICE)
+    pages = Pages(state, state.first, FUNCTIONS, FUNCTIONS_END, SLICE)
     while rows := await pages.following():
         for key, value in rows:
             if key not in wanted:
@@ -94,23 +94,23 @@ async def _make_space(core: EngineState, wanted: set[bytes]) -> None:
     if surplus <= 0:
         return
     others.sort()
-    if others[surplus - 1][0] > core.clock.wall_us() - FRESH_US:
+    if others[surplus - 1][0] > state.clock.wall_us() - FRESH_US:
         raise LimitError(
             f"the store keeps {FUNCTIONS_MAX} functions, and {len(others)} others were published "
             "within a day"
         )
-    shard = core.first
+    shard = state.first
     for start in range(0, surplus, SLICE):
-        if not shard.co.has_capacity:
-            await core.backpressure(shard)
-        group = shard.co.begin()
+        if not shard.coalescer.has_capacity:
+            await state.backpressure(shard)
+        group = shard.coalescer.begin()
         with group:
             group.ops.extend((key, None) for _, key in others[start : min(surplus, start + SLICE)])
-        await shard.co.wait(group)
+        await shard.coalescer.wait(group)
 
 
 async def functions(
-    core: EngineState, queue: str | None, limit: int | None, after: tuple[str, str] | None
+    state: EngineState, queue: str | None, limit: int | None, after: tuple[str, str] | None
 ) -> list[PublishedFunction]:
     """Published functions by queue and name. Damaged rows are passed over: ``verify`` shows them.
 
@@ -126,7 +126,7 @@ async def functions(
     if after is not None:
         lower = max(lower, function_key(after[0].encode(), after[1].encode()) + b"\0")
     found: list[PublishedFunction] = []
-    pages = Pages(core, core.first, lower, upper, SLICE)
+    pages = Pages(state, state.first, lower, upper, SLICE)
     while rows := await pages.following():
         for key, value in rows:
             one = _read(key, value)
@@ -147,16 +147,16 @@ def _read(key: bytes, value: bytes | None) -> PublishedFunction | None:
         return None
 
 
-def find_function(core: EngineState, queue: str, name: str) -> PublishedFunction | None:
+def find_function(state: EngineState, queue: str, name: str) -> PublishedFunction | None:
     """One function; None: nobody has published it."""
     if not isinstance(name, str):
         raise UsageError(f"a function is named by a str, not {type(name).__name__}")
     key = function_key(check_name(queue, "queue"), name.encode("utf-8", "replace"))
-    return _read(key, core.first.overlay.get(key))
+    return _read(key, state.first.overlay.get(key))
 
 
 async def task_by_name(
-    core: EngineState,
+    state: EngineState,
     queue: str,
     name: str,
     arguments: Mapping[str, Any] | None,
@@ -165,30 +165,30 @@ async def task_by_name(
     """A task for a published function; see ``Engine.enqueue_function``.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         queue: of the function.
         name: of the function.
         arguments: by name; None for none.
         options: fields of ``NewTask``.
     """
-    one = find_function(core, queue, name)
+    one = find_function(state, queue, name)
     if one is None:
-        known = await functions(core, queue, 1000, None)
-        known = known or await functions(core, None, 1000, None)
+        known = await functions(state, queue, 1000, None)
+        known = known or await functions(state, None, 1000, None)
         raise unknown_function(queue, name, known, more=len(known) >= 1000)
-    if one.has_codec and core.codecs.get(queue.encode()) is None:
+    if one.has_codec and state.codecs.get(queue.encode()) is None:
         raise UsageError(
             f"arguments of {name!r} are packed by its app's codec, which this process does not "
             "have: enqueue it with the app (lodeq enqueue … --app module:app)"
         )
     given = {} if arguments is None else arguments
-    return task_of_function(one, given, options, redacts=core.redaction is not None)
+    return task_of_function(one, given, options, redacts=state.redaction is not None)
 
 
-async def policies_of_today(core: EngineState, queue: str) -> Callable[[TaskRecord], bytes]:
+async def policies_of_today(state: EngineState, queue: str) -> Callable[[TaskRecord], bytes]:
     """The policy that a task of the queue would get today; its own, if its function is unknown."""
     policies: dict[str, bytes] = {}
-    for one in await functions(core, queue, None, None):
+    for one in await functions(state, queue, None, None):
         template = TaskTemplate(queue.encode(), b"")
         policies[one.name] = template.policy_for(
             one.max_attempts, one.retry, one.retention, one.dead_retention
@@ -204,19 +204,19 @@ async def policies_of_today(core: EngineState, queue: str) -> Callable[[TaskReco
     return renew
 
 
-async def forget_function(core: EngineState, queue: str, name: str) -> bool:
+async def forget_function(state: EngineState, queue: str, name: str) -> bool:
     """Drop a function's row; return whether there was one."""
-    shard = core.first
+    shard = state.first
     if not isinstance(name, str):
         raise UsageError(f"a function is named by a str, not {type(name).__name__}")
     key = function_key(check_name(queue, "queue"), name.encode("utf-8", "replace"))
-    if not shard.co.has_capacity:
-        await core.backpressure(shard)
+    if not shard.coalescer.has_capacity:
+        await state.backpressure(shard)
     # atomic section
     if shard.overlay.get(key) is None:
         return False
-    group = shard.co.begin()
+    group = shard.coalescer.begin()
     with group:
         group.ops.append((key, None))
-    await shard.co.wait(group)
+    await shard.coalescer.wait(group)
     return True

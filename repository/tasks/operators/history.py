@@ -153,7 +153,7 @@ def _position(cursor: object) -> int:
 
 
 async def history(
-    core: EngineState,
+    state: EngineState,
     meant: HistoryFilter,
     *,
     limit: object,
@@ -164,7 +164,7 @@ async def history(
     """See ``Engine.history``.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         meant: what the page shows.
         limit: results, 1 to 1,000.
         cursor: of the page before; None begins with the newest.
@@ -174,25 +174,25 @@ async def history(
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= PAGE_MAX:
         raise UsageError(f"limit {limit!r} is not between 1 and {PAGE_MAX}")
     at = min(_position(cursor), meant.before)
-    for shard in shards_meant(core.hosted):  # what was queued before this call is in the store
-        await core.commit_barrier(shard)
-    core.check()
+    for shard in shards_meant(state.hosted):  # what was queued before this call is in the store
+        await state.commit_barrier(shard)
+    state.check()
     scan = _Scan(meant)
-    search = IdSearch(core, at, scan, bytes_max=bytes_max, looks_max=LOOKS_MAX)
+    search = IdSearch(state, at, scan, bytes_max=bytes_max, looks_max=LOOKS_MAX)
     found: list[Result] = []
-    now_ms = core.clock.wall_us() // 1000
+    now_ms = state.clock.wall_us() // 1000
     while len(found) < limit and not search.is_over and search.may_go_on:
         for task_id, record in await search.window():
             shown = payloads
             if record.flags & HAS_VALUE and is_history(record, now_ms):
                 shown = "none"
-            found.append(result_of(core, task_id, record, shown))
+            found.append(result_of(state, task_id, record, shown))
             if len(found) == limit:
                 search.at = int.from_bytes(task_id, "big")
                 break
-        core.check()
-    for shard in shards_meant(core.hosted):
-        await core.commit_barrier(shard)
+        state.check()
+    for shard in shards_meant(state.hosted):
+        await state.commit_barrier(shard)
     is_last = search.is_over
     cursor_text = None if is_last else f"{search.at:032x}" if search.at < IDS else "f" * 32
     return HistoryPage(
@@ -226,14 +226,14 @@ class _Scan:
 # -- one task ---------------------------------------------------------------------------------
 
 
-async def attempts(core: EngineState, task_id: TaskId) -> list[Attempt]:
+async def attempts(state: EngineState, task_id: TaskId) -> list[Attempt]:
     """See ``Engine.attempts``."""
-    shard = core.shard_of(task_id)
+    shard = state.shard_of(task_id)
     overlay = shard.overlay
     raw = overlay.get(ATTEMPTS + task_id)
     result = overlay.get(RESULT + task_id)
     if raw is None and result is None and not overlay.has(TASK + task_id):
-        await core.commit_barrier(shard)
+        await state.commit_barrier(shard)
         raise TaskNotFoundError(
             f"no task and no history of {task_id}: it never existed, or was forgotten after its "
             "history",
@@ -242,7 +242,7 @@ async def attempts(core: EngineState, task_id: TaskId) -> list[Attempt]:
     found = [_attempt(one) for one in (decode_attempts(raw) if raw is not None else ())]
     if result is not None:
         found += _last(decode_result(result))
-    await core.commit_barrier(shard)
+    await state.commit_barrier(shard)
     return found
 
 

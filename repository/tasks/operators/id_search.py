@@ -41,7 +41,7 @@ class IdSearch(Generic[T]):
 
     def __init__(
         self,
-        core: EngineState,
+        state: EngineState,
         at: int,
         test: Callable[[bytes, bytes], T | None],
         *,
@@ -52,15 +52,15 @@ class IdSearch(Generic[T]):
         """A search.
 
         Args:
-            core: of the engine.
+            state: of the engine.
             at: ids below it are looked at.
             test: called with key and record of each row, in a thread; what it makes of it, or None.
             bytes_max: of rows, after which the search should end.
             looks_max: rows after which it should.
             low: the least id that is looked at.
         """
-        self._core = core
-        self._shards = shards_meant(core.hosted)
+        self._state = state
+        self._shards = shards_meant(state.hosted)
         self._test = test
         self._low = low
         self._width = _WINDOW
@@ -93,11 +93,11 @@ class IdSearch(Generic[T]):
         """Look at the next rows. Returns what passes, the newest first: maybe nothing."""
         if self._is_beside:
             try:
-                await self._core.thread_reads.run(self._windows(), self._core.check)
+                await self._state.thread_reads.run(self._windows(), self._state.check)
             except CorruptionError:  # none of a window that could not be read whole
                 self._is_beside = False
         if not self._is_beside:
-            await in_slices(self._core, self._windows())
+            await in_slices(self._state, self._windows())
         found, self._found = self._found, []
         return found
 

@@ -52,7 +52,7 @@ def _time_of(position: bytes) -> int:
 
 
 async def leased_pages(
-    core: EngineState,
+    state: EngineState,
     queue: bytes,
     tenant: bytes | None,
     position: bytes,
@@ -61,80 +61,80 @@ async def leased_pages(
     """Pages of the leased tasks behind ``position`` that pass, without payloads.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         queue: its name.
         tenant: None for all.
         position: of the last lease that was looked at; empty for none.
         test: of each task; called in the thread that reads.
     """
     while True:
-        run, is_new = await leased_run(core, queue, tenant, position)
+        run, is_new = await leased_run(state, queue, tenant, position)
         start = bisect_right(run.keys, position)
         for at in range(start, len(run.keys), _PAGE):
             keys = run.keys[at : at + _PAGE]
             position = keys[-1]
-            found = await _found(core, queue, _granted(core, keys), test)
-            keep_run(core, queue, tenant, position, run)
+            found = await _found(state, queue, _granted(state, keys), test)
+            keep_run(state, queue, tenant, position, run)
             yield LeasedPage(found, position, len(keys))
         if is_new and run.is_last:
-            core.leased_runs.pop((queue, tenant), None)
+            state.leased_runs.pop((queue, tenant), None)
             return
 
 
-def _granted(core: EngineState, keys: Sequence[bytes]) -> list[_Granted]:
+def _granted(state: EngineState, keys: Sequence[bytes]) -> list[_Granted]:
     """Those of the leases that there are still."""
     out = []
     for key in keys:
-        lease = core.leases.get(key[8:])
+        lease = state.leases.get(key[8:])
         if lease is not None:
             if lease.is_live and lease.leased_us == _time_of(key):
-                out.append(_Granted(key, lease.bucket.shard, lease))
+                out.append(_Granted(key, lease.shard_queue.shard, lease))
             continue
-        shard = core.shard_of(key[8:])
-        if shard.co.is_following and not shard.is_stub:  # gone since the run was made
+        shard = state.shard_of(key[8:])
+        if shard.coalescer.is_following and not shard.is_stub:  # gone since the run was made
             out.append(_Granted(key, shard, None))
     return out
 
 
-def _is_leased(core: EngineState, task: Task) -> bool:
+def _is_leased(state: EngineState, task: Task) -> bool:
     """Whether the task is still leased as it was when its lease was noted."""
-    lease = core.leases.get(task.id)
+    lease = state.leases.get(task.id)
     if lease is None:
-        return core.shard_of(task.id).co.is_following
+        return state.shard_of(task.id).coalescer.is_following
     return lease.is_live and lease.leased_us == _time_of(task.position)
 
 
 async def _found(
-    core: EngineState, queue: bytes, granted: Sequence[_Granted], test: Callable[[Task], bool]
+    state: EngineState, queue: bytes, granted: Sequence[_Granted], test: Callable[[Task], bool]
 ) -> list[Task]:
     """The tasks that pass, and are leased as they were."""
-    read, without = await _read(core, queue, granted, test)
-    found = [task for task in read if _is_leased(core, task)]
+    read, without = await _read(state, queue, granted, test)
+    found = [task for task in read if _is_leased(state, task)]
     for shard, lease in without:
         # It has ended; or was claimed so recently that no store has it; or its record is damaged.
         if lease.is_live:
-            task = leased_or_damaged(core, shard, lease, "none")
+            task = leased_or_damaged(state, shard, lease, "none")
             if test(task):
                 found.append(task)
     return sorted(found, key=lambda task: task.position) if without else found
 
 
 async def _read(
-    core: EngineState, queue: bytes, granted: Sequence[_Granted], test: Callable[[Task], bool]
+    state: EngineState, queue: bytes, granted: Sequence[_Granted], test: Callable[[Task], bool]
 ) -> tuple[list[Task], list[tuple[Shard, LeaseState]]]:
     if not granted:
         return [], []
     if all(is_beside(one.shard) for one in granted):
         try:
-            work = _tested(core, queue, granted, test, beside=True)
-            return await core.thread_reads.run(work, core.check)
+            work = _tested(state, queue, granted, test, beside=True)
+            return await state.thread_reads.run(work, state.check)
         except CorruptionError:  # a record lies in a damaged block: the others count all the same
             pass
-    return await in_slices(core, _tested(core, queue, granted, test, beside=False))
+    return await in_slices(state, _tested(state, queue, granted, test, beside=False))
 
 
 def _tested(
-    core: EngineState,
+    state: EngineState,
     queue: bytes,
     granted: Sequence[_Granted],
     test: Callable[[Task], bool],
@@ -144,7 +144,7 @@ def _tested(
     """The tasks that pass, and the leases without a record.
 
     Args:
-        core: of the engine.
+        state: of the engine.
         queue: its name.
         granted: leases, as the loop has noted them.
         test: of each task.
@@ -163,11 +163,11 @@ def _tested(
             row = attempt(decode_lease, get(LEASE + task_id))
             if row is not None and row.queue == queue and row.leased_us == _time_of(position):
                 progress = get(PROGRESS + task_id)
-                task = foreign_lease_task(core, task_id, row, record, progress, "none")
+                task = foreign_lease_task(state, task_id, row, record, progress, "none")
         elif record is None:
             without.append((shard, lease))
         else:
-            task = lease_task(core, lease, record, "none")
+            task = lease_task(state, lease, record, "none")
         if task is not None and test(task):
             found.append(task)
         if n % STEP == 0 or size >= STEP_BYTES:

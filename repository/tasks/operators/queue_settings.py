@@ -18,33 +18,33 @@ __all__ = ["QUEUES_MAX", "configure", "save_starts", "settings_of"]
 QUEUES_MAX: Final = 10_000  # queues with settings: all of them are in memory
 
 
-def settings_of(core: EngineState, queue: bytes) -> QueueSettings:
+def settings_of(state: EngineState, queue: bytes) -> QueueSettings:
     """See ``Engine.settings``."""
-    return public_settings(queue.decode(), core.rules.get(queue, UNSET).stored)
+    return public_settings(queue.decode(), state.rules.get(queue, UNSET).stored)
 
 
-def save_starts(core: EngineState) -> None:
+def save_starts(state: EngineState) -> None:
     """At a close: leave the next process what has started of late, so that no window is full.
 
     Where the first shard takes no writes, or the process is killed, windows count as full. So they
     do after a process that had some of the shards: what started on the others it does not know.
     """
-    shard = core.first
-    if not core.has_limits or not shard.co.takes_writes:
+    shard = state.first
+    if not state.has_limits or not shard.coalescer.takes_writes:
         return
     incarnation = shard.next_epoch >> 40
-    for queue, limit in core.queue_limits.by_queue.items():
-        stored, key = core.rules[queue].stored, queue_settings_key(queue)
-        starts = core.queue_limits.starts_of(limit)
-        if starts is not None and core.has_all:
+    for queue, limit in state.queue_limits.by_queue.items():
+        stored, key = state.rules[queue].stored, queue_settings_key(queue)
+        starts = state.queue_limits.starts_of(limit)
+        if starts is not None and state.has_all:
             stored = {**stored, STARTS: Setting(tuple(starts), "engine", incarnation)}
         value = encode_queue_settings(stored)
         if shard.overlay.get(key) != value:
-            shard.co.begin(len(value) + 64).ops.append((key, value))
+            shard.coalescer.begin(len(value) + 64).ops.append((key, value))
 
 
 async def configure(
-    core: EngineState,
+    state: EngineState,
     queue: bytes,
     changes: Mapping[str, SettingValue | None],
     by: str,
@@ -54,28 +54,28 @@ async def configure(
     """See ``Engine.configure``.
 
     Args:
-        core: the engine's state.
+        state: the engine's state.
         queue: its name.
         changes: from ``check_changes``.
         by: who makes them.
         replace: False refuses to change what somebody else has set.
     """
-    shard = core.first
-    if not shard.co.has_capacity:
-        await core.backpressure(shard)
-    had = core.rules.get(queue, UNSET).stored
-    now_us = core.clock.wall_us()
+    shard = state.first
+    if not shard.coalescer.has_capacity:
+        await state.backpressure(shard)
+    had = state.rules.get(queue, UNSET).stored
+    now_us = state.clock.wall_us()
     stored = merged(queue.decode(), had, changes, by, now_us, replace=replace)
     if stored == had:
-        await core.commit_barrier(shard, is_durable=True)
+        await state.commit_barrier(shard, is_durable=True)
         return public_settings(queue.decode(), stored)
-    if not had and len(core.rules) >= QUEUES_MAX:
+    if not had and len(state.rules) >= QUEUES_MAX:
         raise LimitError(
             f"{QUEUES_MAX:,} queues of this store have settings: take those of another queue back"
         )
     value = encode_queue_settings(stored) if stored else None
-    group = shard.co.begin(512)
-    core.set_rules(queue, QueueRules(stored) if stored else UNSET)
+    group = shard.coalescer.begin(512)
+    state.set_rules(queue, QueueRules(stored) if stored else UNSET)
     group.ops.append((queue_settings_key(queue), value))
-    await shard.co.wait(group, is_durable=True)
+    await shard.coalescer.wait(group, is_durable=True)
     return public_settings(queue.decode(), stored)

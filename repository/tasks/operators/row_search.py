@@ -92,7 +92,7 @@ class RowSearch:
 
     def __init__(
         self,
-        core: EngineState,
+        state: EngineState,
         ranges: Sequence[RowRange],
         test: RowTest,
         place: Place,
@@ -102,13 +102,13 @@ class RowSearch:
         """A search.
 
         Args:
-            core: of the engine.
+            state: of the engine.
             ranges: in order; at least one.
             test: of each row.
             place: up to which all was looked at before.
             found_max: tasks after which a go ends.
         """
-        self._core = core
+        self._state = state
         self._ranges = ranges
         self._test = test
         self._found_max = min(FOUND_MAX, found_max)
@@ -128,11 +128,11 @@ class RowSearch:
         """Look at the next rows. Returns what passes: maybe nothing."""
         if self._is_beside:
             try:
-                await self._core.thread_reads.run(self._go(), self._core.check)
+                await self._state.thread_reads.run(self._go(), self._state.check)
             except CorruptionError:  # what was found before it stays found
                 self._is_beside = False
         if not self._is_beside:
-            await in_slices(self._core, self._go())
+            await in_slices(self._state, self._go())
         found, self._found = self._found, []
         return found
 

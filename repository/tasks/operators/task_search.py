@@ -34,7 +34,7 @@ from ...model.preview_arguments import plain_piece
 from ...model.values import Duration, Task, payload_bytes
 from ...state.engine_state import EngineState
 from ...state.queue_state import ShardQueue, TenantQueue
-from ...state.shard_scope import buckets_meant, is_meant, shards_meant
+from ...state.shard_scope import is_meant, shard_queues_meant, shards_meant
 from ...state.turns import Turns
 from ..lookup import Payloads, find_task, finished_task, indexed_task, row_task
 from ..task_list import UNREADABLE, leased_now
@@ -48,8 +48,8 @@ __all__ = ["TaskSearch"]
 LOOKS_MAX: Final = 10_000  # rows that one call looks at
 BYTES_MAX: Final = 8 << 20  # of results
 _PAGE_BYTES: Final = 1 << 20  # of payloads
-_LANES: Final = 4096  # tenants that are put in order, or passed, in one go
-_LANES_A_LOOK: Final = 16  # tenants without rows that cost as much as a task
+_TENANT_QUEUES: Final = 4096  # tenants that are put in order, or passed, in one go
+_TENANT_QUEUES_A_LOOK: Final = 16  # tenants without rows that cost as much as a task
 _RANGES: Final = 256  # that are searched in one go
 _LEASES: Final = 256  # that are looked at between two turns of the loop
 _KINDS: Final = {"ready": READY, "delayed": DELAYED, "waiting": DELAYED, "dead": DEAD}
@@ -62,7 +62,7 @@ class TaskSearch:
 
     def __init__(
         self,
-        core: EngineState,
+        engine_state: EngineState,
         meant: TaskFilter,
         cursor: object,
         payloads: Payloads,
@@ -73,7 +73,7 @@ class TaskSearch:
         """A search.
 
         Args:
-            core: of the engine.
+            state: of the engine.
             meant: the filter.
             cursor: where to go on; None begins.
             payloads: what is shown of payloads and headers.
@@ -82,15 +82,15 @@ class TaskSearch:
         """
         if not isinstance(meant, TaskFilter):
             raise UsageError(f"expected a lodeq.TaskFilter, not {type(meant).__name__}")
-        self._core, self._meant, self._payloads = core, meant, payloads
+        self._state, self._meant, self._payloads = engine_state, meant, payloads
         self._tenant = None if meant.tenant is None else meant.tenant.encode()
         self._wanted, self._looks_again = wanted, looks_again
         start = None if cursor is None else Cursor.of(cursor)
-        self.started_us = core.clock.wall_us() if start is None else start.started_us
+        self.started_us = engine_state.clock.wall_us() if start is None else start.started_us
         # A sequence number is a time; a store opened to be read has drawn none.
-        self.seq = max(core.seq, self.started_us) if start is None else start.seq
+        self.seq = max(engine_state.seq, self.started_us) if start is None else start.seq
         self.at: Cursor | None = start
-        self.looks = 0  # rows looked at, and lanes passed
+        self.looks = 0  # rows looked at, and tenant queues passed
         self.bytes = 0  # of results
         self._now = to_datetime(self.started_us)
         self.has_cut_previews = False  # of tasks that may have the text for all that is known
@@ -98,7 +98,9 @@ class TaskSearch:
         self._needles = [f"{key}={value}".encode() for key, value in meant.labels.items()]
         self._needles += [meant.function.encode()] if meant.function is not None else []
         names = (
-            [meant.queue] if meant.queue is not None else sorted(n.decode() for n in core.topics)
+            [meant.queue]
+            if meant.queue is not None
+            else sorted(n.decode() for n in engine_state.queue_states)
         )
         self._places = [
             (name, state) for name in names for state in meant.states if state not in FINAL
@@ -116,15 +118,15 @@ class TaskSearch:
 
     async def pages(self) -> AsyncGenerator[list[Task], None]:
         """Tasks that match, page by page; ``at`` is then behind the last task looked at."""
-        core = self._core
-        for shard in shards_meant(core.hosted):  # what was queued before this call is in the store
-            await core.commit_barrier(shard)
-        core.check()
+        state = self._state
+        for shard in shards_meant(state.hosted):  # what was queued before this call is in the store
+            await state.commit_barrier(shard)
+        state.check()
         async with aclosing(self._found()) as pages:
             async for page, place in pages:
-                for shard in shards_meant(core.hosted):  # a row may be of a group not durable yet
-                    await core.commit_barrier(shard)
-                core.check()
+                for shard in shards_meant(state.hosted):  # a row may be of a group not durable yet
+                    await state.commit_barrier(shard)
+                state.check()
                 self.at = Cursor(*place, self.started_us, self.seq)
                 yield page
         self.at = None
@@ -163,7 +165,7 @@ class TaskSearch:
         first = self.at
         start = None if first is None else _order(first.queue, first.state)
         ranges: list[RowRange] = []
-        turns = Turns(self._core)
+        turns = Turns(self._state)
         for name, state in self._places:
             # Queues that came into being since are before or behind: a cursor names its place.
             order = _order(name, state)
@@ -180,53 +182,53 @@ class TaskSearch:
                 yield Place(name, state, position)
                 continue
             passed = 0
-            for lane in await self._lanes(name.encode(), turns):
+            for tenant_queue in await self._tenant_queues(name.encode(), turns):
                 await turns.give()  # of a hundred thousand tenants none may have any rows
-                one = _range_of(lane, state, position)
+                one = _range_of(tenant_queue, state, position)
                 if one is None:
                     continue
                 passed += 1
-                if passed % _LANES_A_LOOK == 0:
+                if passed % _TENANT_QUEUES_A_LOOK == 0:
                     self.looks += 1
-                if one.sources or passed >= _LANES:
+                if one.sources or passed >= _TENANT_QUEUES:
                     ranges.append(one)
-                if len(ranges) >= _RANGES or passed >= _LANES:
+                if len(ranges) >= _RANGES or passed >= _TENANT_QUEUES:
                     yield ranges
                     ranges, passed = [], 0
         if ranges:
             yield ranges
 
-    async def _lanes(self, queue: bytes, turns: Turns) -> Iterable[TenantQueue]:
+    async def _tenant_queues(self, queue: bytes, turns: Turns) -> Iterable[TenantQueue]:
         """The tenants' queues in the order of their rows, put in order a few at a time."""
-        topic = self._core.topics.get(queue)
-        if topic is None:
+        queue_state = self._state.queue_states.get(queue)
+        if queue_state is None:
             return ()
-        lanes = topic.lanes
+        tenant_queues = queue_state.tenant_queues
         if self._tenant is not None:
-            return [lanes[self._tenant]] if self._tenant in lanes else ()
-        names = list(lanes)
+            return [tenant_queues[self._tenant]] if self._tenant in tenant_queues else ()
+        names = list(tenant_queues)
         runs = []
-        for start in range(0, len(names), _LANES):
-            runs.append(sorted(names[start : start + _LANES]))
+        for start in range(0, len(names), _TENANT_QUEUES):
+            runs.append(sorted(names[start : start + _TENANT_QUEUES]))
             await turns.give()
-        return (lanes[name] for name in merge(*runs) if name in lanes)
+        return (tenant_queues[name] for name in merge(*runs) if name in tenant_queues)
 
     async def _named(self, ids: Sequence[TaskId]) -> AsyncGenerator[tuple[list[Task], Place], None]:
         """The tasks with these ids, the newest first: each is looked up by itself."""
-        core = self._core
+        state = self._state
         below = b"" if self.at is None else self.at.position
-        turns = Turns(core)
+        turns = Turns(state)
         page: list[Task] = []
         size = 0
         place = Place("", FINAL[0], below)
         for task_id in ids:
             await turns.give()
             place = Place("", FINAL[0], _ID + task_id)
-            shard = core.shard_of(task_id)
+            shard = state.shard_of(task_id)
             if (below and place.position >= below) or shard.is_stub or not is_meant(shard):
                 continue
             self.looks += 1
-            task = find_task(core, shard, task_id, self._payloads)
+            task = find_task(state, shard, task_id, self._payloads)
             if task is not None and self._is_named(task):
                 page.append(task)
                 size += payload_bytes(task)
@@ -257,7 +259,7 @@ class TaskSearch:
         if at is not None:
             begun = Place(at.queue, at.state, at.position)
         test = RowTest(self._may_be_meant, self._has_needles, self._row_task)
-        search = RowSearch(self._core, ranges, test, begun, found_max=self._wanted)
+        search = RowSearch(self._state, ranges, test, begun, found_max=self._wanted)
         looks = 0
         while not search.is_over:
             found = await search.window()
@@ -269,7 +271,7 @@ class TaskSearch:
 
     async def _leased(self, place: Place) -> AsyncGenerator[tuple[list[Task], Place], None]:
         queue = place.queue.encode()
-        search = leased_pages(self._core, queue, self._tenant, place.position, self._is_leased)
+        search = leased_pages(self._state, queue, self._tenant, place.position, self._is_leased)
         async with aclosing(search) as found:
             async for some, position, looks in found:
                 self.looks += 1 + looks
@@ -280,16 +282,16 @@ class TaskSearch:
 
     async def _has_leases(self, queue: bytes) -> bool:
         """Whether there may be leases that are meant: one look at all of them serves all queues."""
-        core = self._core
+        state = self._state
         if self._with_leases is None:
-            turns, found = Turns(core), set()
-            for n, lease in enumerate(list(core.leases.values())):
+            turns, found = Turns(state), set()
+            for n, lease in enumerate(list(state.leases.values())):
                 if n % _LEASES == 0:
                     await turns.give()
-                found.add(lease.bucket.lane.queue)
+                found.add(lease.shard_queue.tenant_queue.queue)
             self._with_leases = found
         return queue in self._with_leases or any(
-            shard.co.is_following for shard in shards_meant(core.hosted)
+            shard.coalescer.is_following for shard in shards_meant(state.hosted)
         )
 
     async def _shown(
@@ -301,7 +303,7 @@ class TaskSearch:
             return
         page: list[Task] = []
         size = 0
-        turns = Turns(self._core)
+        turns = Turns(self._state)
         for one in found:
             await turns.give()
             task = self._as_now(one)
@@ -316,16 +318,16 @@ class TaskSearch:
 
     def _as_now(self, task: Task) -> Task | None:
         """The task with its payload; None if it is no longer where it was found."""
-        core, position, payloads = self._core, task.position, self._payloads
+        state, position, payloads = self._state, task.position, self._payloads
         if task.state == "leased":
-            return leased_now(core, task.queue.encode(), position, payloads)
-        shard = core.shard_of(task.id)
+            return leased_now(state, task.queue.encode(), position, payloads)
+        shard = state.shard_of(task.id)
         if shard.is_stub or not shard.overlay.has(position):
             return None
         if payloads == "none":
             return task
         row = attempt(decode_index_row, shard.overlay.get_sound(position)) or UNREADABLE
-        return indexed_task(core, shard, position, row, payloads)
+        return indexed_task(state, shard, position, row, payloads)
 
     # What follows is called in the thread that reads.
 
@@ -340,7 +342,7 @@ class TaskSearch:
     def _row_task(
         self, here: RowRange, key: bytes, row: IndexRow, record: TaskRecord | None
     ) -> Task | None:
-        task = row_task(self._core, key, row, record, "none")
+        task = row_task(self._state, key, row, record, "none")
         return task if self._means(task) else None
 
     def _is_leased(self, task: Task) -> bool:
@@ -369,7 +371,7 @@ class TaskSearch:
             low = max(low, self._since_us(self._meant.newer_than) // 1000 << 80)
         at = min(int.from_bytes(place.position, "big"), high) if place.position else high
         search = IdSearch(
-            self._core, at, self._ended_task, bytes_max=BYTES_MAX, looks_max=LOOKS_MAX, low=low
+            self._state, at, self._ended_task, bytes_max=BYTES_MAX, looks_max=LOOKS_MAX, low=low
         )
         looks = size = 0
         while not search.is_over:
@@ -423,19 +425,21 @@ def _order(queue: str, state: str) -> tuple[bool, str, int]:
     return False, queue, FILTER_STATES.index(state)
 
 
-def _range_of(lane: TenantQueue, state: str, position: bytes) -> RowRange | None:
+def _range_of(tenant_queue: TenantQueue, state: str, position: bytes) -> RowRange | None:
     """The rows of a state behind a position; None if the tenant never had any there.
 
     Args:
-        lane: whose rows.
+        tenant queue: whose rows.
         state: of them.
         position: of the last row that was looked at; empty for none.
     """
-    buckets = [bucket for bucket in lane.buckets if bucket is not None]
-    if not buckets:
+    shard_queues = [
+        shard_queue for shard_queue in tenant_queue.shard_queues if shard_queue is not None
+    ]
+    if not shard_queues:
         return None
     kind = _KINDS[state]
-    lower = buckets[0].prefix + kind
+    lower = shard_queues[0].prefix + kind
     upper = prefix_end(lower)
     if state == "delayed":
         upper = lower + _HELD
@@ -447,15 +451,15 @@ def _range_of(lane: TenantQueue, state: str, position: bytes) -> RowRange | None
         lower = max(lower, position + b"\0")
     # Where this process counts rows, nothing is read to know that there are none.
     sources = [
-        (bucket.shard, bucket.floor(kind))
-        for bucket in buckets_meant(buckets)
-        if not bucket.shard.co.takes_writes or _row_count(bucket, state)
+        (shard_queue.shard, shard_queue.floor(kind))
+        for shard_queue in shard_queues_meant(shard_queues)
+        if not shard_queue.shard.coalescer.takes_writes or _row_count(shard_queue, state)
     ]
-    return RowRange(lane.queue.decode(), state, lower, upper, sources)
+    return RowRange(tenant_queue.queue.decode(), state, lower, upper, sources)
 
 
-def _row_count(bucket: ShardQueue, state: str) -> int:
+def _row_count(shard_queue: ShardQueue, state: str) -> int:
     if state == "delayed":
-        return bucket.delayed - bucket.waiting
-    count: int = getattr(bucket, state)
+        return shard_queue.delayed - shard_queue.waiting
+    count: int = getattr(shard_queue, state)
     return count

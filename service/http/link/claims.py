@@ -213,7 +213,7 @@ async def _claim_slowly(
 def _lease_entries(leases: Sequence[Lease]) -> list[Any]:
     if not leases:
         return []
-    clock = leases[0].core.clock
+    clock = leases[0].state.clock
     skew_us = clock.wall_us() - round(clock.mono() * 1e6)
     entries = []
     for lease in leases:
@@ -239,7 +239,7 @@ def _lease_entries(leases: Sequence[Lease]) -> list[Any]:
                 kind,
                 data,
                 headers or None,
-                lease.bucket.lane.tenant.decode(),
+                lease.shard_queue.tenant_queue.tenant.decode(),
                 lease.face or None,
                 *streamed,
             )

@@ -166,7 +166,7 @@ async def test_a_cookie_that_was_changed_opens_nothing(client, change):
 async def test_another_process_knows_nothing_of_it(client, engine):
     await login(client)
     cookie = client.cookies["lodeq_session"]
-    other = Sessions(engine._core.clock, SeededRng(2), TOKEN)
+    other = Sessions(engine._state.clock, SeededRng(2), TOKEN)
     assert other.known({b"cookie": f"lodeq_session={cookie}".encode()}) is None
 
 
@@ -214,7 +214,7 @@ def headers_of(cookie):
 
 
 async def test_what_is_kept_of_logouts_is_bounded_and_no_cookie_comes_back(engine, clock):
-    sessions = Sessions(engine._core.clock, SeededRng(3), TOKEN)
+    sessions = Sessions(engine._state.clock, SeededRng(3), TOKEN)
     out = []
     for _ in range(3 * ENDED_MAX):
         out.append(sessions.new())
@@ -228,7 +228,7 @@ async def test_what_is_kept_of_logouts_is_bounded_and_no_cookie_comes_back(engin
 
 
 async def test_a_session_begun_after_a_thousand_logouts_in_one_second_is_good(engine):
-    sessions = Sessions(engine._core.clock, SeededRng(4), TOKEN)
+    sessions = Sessions(engine._state.clock, SeededRng(4), TOKEN)
     for _ in range(ENDED_MAX + 1):
         sessions.end(sessions.new())
     mine = sessions.new()
@@ -243,7 +243,7 @@ async def test_where_nobody_logs_in_nothing_is_kept_of_who_logs_out(engine):
         page = await client.get("/queues/mail/pause")
         sent = f"form={form_token(page)}"
         assert (await client.post("/logout", content=sent, headers=FORM)).status_code == 303
-    sessions = Sessions(engine._core.clock, SeededRng(5), None)
+    sessions = Sessions(engine._state.clock, SeededRng(5), None)
     for _ in range(10):
         sessions.end(sessions.new())
     assert not sessions._ended

@@ -18,13 +18,13 @@ def test_every_stored_number_is_shown_as_some_date(us):
 
 
 async def test_lists_and_pages_show_it(engine):
-    core, now_us = engine._core, engine._core.clock.wall_us()
+    engine_state, now_us = engine._state, engine._state.clock.wall_us()
     for n, (due_ms, expires_ms) in enumerate(((FAR_MS, 0), (0, FAR_MS), (FAR_MS, FAR_MS * 9))):
         task = ImportedTask(b"far", str(n), now_us // 1000 + 60_000)
         new = NewTask(b"far", dedup_key=str(n), dedup_window=60)
-        item = encoded_task(core, TaskTemplate(b"mail", b""), new, now_us)
+        item = encoded_task(engine_state, TaskTemplate(b"mail", b""), new, now_us)
         item.due_ms, item.expires_ms = due_ms, expires_ms
-        assert await enqueue_imported(core, [(task, item)]) == [True]
+        assert await enqueue_imported(engine_state, [(task, item)]) == [True]
     assert (await engine.verify()).ok
     assert len(await engine.queue("mail").list("delayed")) == 2
     assert len(await engine.queue("mail").list("ready")) == 1

@@ -71,7 +71,7 @@ async def socket_of(engine):
 async def is_back(engine, count=1):
     tasks = await engine.queue("mail").peek()
     assert [(task.state, task.attempts) for task in tasks] == [("ready", 0)] * count
-    assert not engine._core.leases
+    assert not engine._state.leases
 
 
 async def test_a_claim_cancelled_in_mid_answer_comes_back_at_once(engine):
@@ -82,7 +82,7 @@ async def test_a_claim_cancelled_in_mid_answer_comes_back_at_once(engine):
     async with anyio.create_task_group() as group:
         group.start_soon(lambda: client.queue("mail").claim(wait=60))
         await transport.held.wait()
-        assert len(engine._core.leases) == 1
+        assert len(engine._state.leases) == 1
         group.cancel_scope.cancel()
     await is_back(engine)
     await client.close()
@@ -203,7 +203,7 @@ async def test_closing_leaves_the_leases_of_answered_claims_alone(engine):
     client._transport._given = transport  # from here on, cancels would be seen
     await client.close()
     assert not transport.cancelled.is_set()
-    assert list(engine._core.leases) == [lease.task_id]
+    assert list(engine._state.leases) == [lease.task_id]
 
 
 class Stuck(httpx.AsyncBaseTransport):
@@ -282,13 +282,13 @@ async def test_over_a_socket_the_lease_is_back_before_the_cancelled_claim_return
 
                     async def cancel(scope=scope):
                         await anyio.lowlevel.checkpoint()
-                        while not engine._core.leases:
+                        while not engine._state.leases:
                             await anyio.lowlevel.checkpoint()
                         scope.cancel()
 
                     group.start_soon(cancel)
                     await client.queue("mail").claim(limit=8, lease=3600)
-                    for lease in list(engine._core.leases.values()):  # it was quicker
+                    for lease in list(engine._state.leases.values()):  # it was quicker
                         await lease.release()
             await is_back(engine, 8)
 
@@ -362,7 +362,7 @@ async def test_a_waiting_claim_that_is_cancelled_answers_with_nothing(engine, ht
 
     async with anyio.create_task_group() as group:
         group.start_soon(wait)
-        while not sum(map(len, engine._core.waiters.by_lane.values())):
+        while not sum(map(len, engine._state.waiters.by_tenant_queue.values())):
             await anyio.lowlevel.checkpoint()
         assert await cancelled(http, claim_id) == 0
     assert answers == [[]]
@@ -374,8 +374,8 @@ async def test_what_was_ended_meanwhile_is_left_alone(engine, http):
     await engine.queue("mail").enqueue_many([lodeq.NewTask(b"x"), lodeq.NewTask(b"y")])
     claim_id = os.urandom(16)
     first, second = await claimed(http, claim_id, limit=2)
-    await engine._core.leases[first["task_id"]].complete()
-    await engine._core.leases[second["task_id"]].release()
+    await engine._state.leases[first["task_id"]].complete()
+    await engine._state.leases[second["task_id"]].release()
     (again,) = await engine.queue("mail").claim()  # another lease of that task
     assert await cancelled(http, claim_id) == 0
     await again.complete()

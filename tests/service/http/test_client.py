@@ -491,11 +491,11 @@ async def test_heartbeats_of_one_shard_that_is_led_elsewhere_are_not_lost(monkey
         queue = client.queue("mail")
         await queue.enqueue_many([lodeq.NewTask(n, shard_key=str(n)) for n in range(12)])
         leases = await queue.claim(limit=12, lease=30)
-        core = client.inner._core
-        left = core.shards[1].co
+        state = client.inner._state
+        left = state.shards[1].coalescer
 
-        def check_session(co=None):
-            if co is left:
+        def check_session(coalescer=None):
+            if coalescer is left:
                 raise lodeq.NotLeaderError("led elsewhere")
 
         monkeypatch.setattr(type(left), "check_session", check_session)
@@ -503,8 +503,10 @@ async def test_heartbeats_of_one_shard_that_is_led_elsewhere_are_not_lost(monkey
         await anyio.sleep(0.01)
         assert await client.heartbeat_many(leases) == [None] * 12
         extended = [lease.deadline > before[lease] for lease in leases]
-        assert extended == [core.shard_of(lease.task_id) is not core.shards[1] for lease in leases]
+        assert extended == [
+            state.shard_of(lease.task_id) is not state.shards[1] for lease in leases
+        ]
         assert 0 < sum(extended) < 12
-        only = [lease for lease in leases if core.shard_of(lease.task_id) is core.shards[1]]
+        only = [lease for lease in leases if state.shard_of(lease.task_id) is state.shards[1]]
         with pytest.raises(lodeq.NotLeaderError):
             await client.heartbeat_many(only)

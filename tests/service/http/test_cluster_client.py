@@ -185,14 +185,14 @@ async def test_a_claim_waits_at_all_leaders_and_takes_no_more_than_its_limit(nod
 
     async with anyio.create_task_group() as group:
         group.start_soon(wait)
-        while not all(one._core.claim_sets.waiting for one in nodes.engines.values()):
+        while not all(one._state.claim_sets.waiting for one in nodes.engines.values()):
             await anyio.lowlevel.checkpoint()
         for one in nodes.engines.values():
-            assert not one._core.leases
+            assert not one._state.leases
         for name in nodes.names:  # at once, on every node
             await nodes.engines[name].queue("mail").enqueue(name)
     assert len(found) == 1
-    assert sum(len(one._core.leases) for one in nodes.engines.values()) == 1
+    assert sum(len(one._state.leases) for one in nodes.engines.values()) == 1
     assert (await mail.stats()).ready == 2
 
 
@@ -215,8 +215,12 @@ async def test_whole_queue_calls_say_which_shards_are_missing(nodes, engine):
     await mail.enqueue_many([NewTask(n, dedup_key=str(n)) for n in range(60)])
     there = 0
     for shard in (0, 1, 3, 4):
-        bucket = nodes.engines[nodes.names[shard % 3]]._core.lane(b"mail", b"").buckets[shard]
-        there += bucket.ready
+        shard_queue = (
+            nodes.engines[nodes.names[shard % 3]]
+            ._state.tenant_queue(b"mail", b"")
+            .shard_queues[shard]
+        )
+        there += shard_queue.ready
     await nodes.stop(nodes.names[2])
     with pytest.raises(lodeq.IncompleteError, match=r"shards \[2, 5\]") as caught:
         await mail.stats()

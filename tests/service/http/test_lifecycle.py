@@ -44,7 +44,7 @@ async def until(condition):
 
 
 def waiters(engine):
-    return sum(map(len, engine._core.waiters.by_lane.values()))
+    return sum(map(len, engine._state.waiters.by_tenant_queue.values()))
 
 
 # --- a client that goes away --------------------------------------------------------------------
@@ -134,7 +134,7 @@ async def test_a_shutdown_answers_who_waits(engine):
                 options = {"limit": 1, "lease": None, "wait_s": 60, "worker": ""}
                 group.start_soon(send, calls.claim(client.session, ["mail"], **options))
                 group.start_soon(send, calls.task_call(receipt.id, what="/result", wait="60"))
-                await until(lambda: waiters(engine) and engine._core.result_waiters)
+                await until(lambda: waiters(engine) and engine._state.result_waiters)
                 server.stop()
                 await until(lambda: len(answers) == 2)
     assert sorted(answers, key=len) == [{}, {"leases": []}]

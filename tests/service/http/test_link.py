@@ -521,7 +521,7 @@ async def wired_after(engine, path):
 def engine_waits(engine):
     from lodeq.repository.api.engine import runtime_of
 
-    return bool(runtime_of(engine).core.waiters.by_lane)
+    return bool(runtime_of(engine).state.waiters.by_tenant_queue)
 
 
 async def test_an_engine_that_is_closed_says_so(url, engine, wire):

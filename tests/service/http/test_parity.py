@@ -47,9 +47,9 @@ INSIDE = {"twin", "stored", "stored_headers"}
 INSIDE |= {"enqueue_stream"}  # no service takes payloads above 3 MiB yet: it only hands them out
 # What a lease keeps for the engine, not for its holder.
 KEPT = {
-    "bucket",
+    "shard_queue",
     "codec",
-    "core",
+    "state",
     "dead_row",
     "deadline_mono",
     "expires_ms",

@@ -251,7 +251,7 @@ def own():
 
 def waiting(engine):
     """How many claims wait."""
-    return sum(map(len, engine._core.waiters.by_lane.values()))
+    return sum(map(len, engine._state.waiters.by_tenant_queue.values()))
 
 
 def claiming(client, outcome, wait=3600):

@@ -147,7 +147,7 @@ async def test_a_scrape_reads_no_rows(engine, monkeypatch):
     """But for the heads of ready lists that are not in memory."""
     for n in range(200):
         await engine.queue(f"q{n}").enqueue(b"x")
-    for shard in engine._core.shards:
+    for shard in engine._state.shards:
         for name in ("get", "multi_get", "scan", "scan_part", "scan_last", "snapshot"):
             if name == "get":
                 continue  # health reads one reserved key
@@ -180,7 +180,7 @@ async def test_a_loop_that_does_not_answer_is_down(engine, monkeypatch):
     with LodeqCollector(engine) as collector:
         registry.register(collector)
         monkeypatch.setattr(module, "LOOP_WAIT_S", 0.01)
-        monkeypatch.setattr(engine._core.spawner, "call_soon_threadsafe", lambda fn: object())
+        monkeypatch.setattr(engine._state.spawner, "call_soon_threadsafe", lambda fn: object())
         found = values((await asyncio.to_thread(generate_latest, registry)).decode())
     assert found == {("lodeq_up",): 0}
 
@@ -200,8 +200,8 @@ async def test_a_closed_engine_is_down(tmp_path):
 
 
 async def test_a_poisoned_shard(engine, monkeypatch):
-    shard = engine._core.shards[1]
-    shard.co.fail(OSError("the disk is gone"))
+    shard = engine._state.shards[1]
+    shard.coalescer.fail(OSError("the disk is gone"))
     found = await look(engine)
     assert found["lodeq_healthy",] == 0
     assert found["lodeq_shard_poisoned", ("shard", "1")] == 1

@@ -59,7 +59,7 @@ def note_of(store):
 
 
 def waiters(engine):
-    return sum(map(len, engine._core.waiters.by_lane.values()))
+    return sum(map(len, engine._state.waiters.by_tenant_queue.values()))
 
 
 async def until(condition):
@@ -469,7 +469,7 @@ async def test_what_is_logged(root, store, caplog):
 def test_it_serves_while_a_loop_of_asyncio_run_ends(root, store):
     async def main():
         engine = await opened(store)
-        asyncio.get_running_loop().call_soon(engine._core.check)
+        asyncio.get_running_loop().call_soon(engine._state.check)
         await engine.close()
 
     asyncio.run(main())

@@ -80,16 +80,16 @@ def test_callers_in_line_learn_that_the_engine_closes():
 def test_callers_who_give_up_leave_the_line():
     async def main():
         engine = await lodeq.testing.open(submit_queue_max=1)
-        queue, co = engine.queue("mail"), engine._core.shards[0].co
-        co.waiting = 1  # as over a store that refuses writes for an hour
+        queue, coalescer = engine.queue("mail"), engine._state.shards[0].coalescer
+        coalescer.waiting = 1  # as over a store that refuses writes for an hour
         first, *others = [asyncio.create_task(queue.enqueue(n)) for n in range(9)]
         await turns()
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        assert len(co.submit_line) == 1
-        co.waiting = 0
-        co._admit()
+        assert len(coalescer.submit_line) == 1
+        coalescer.waiting = 0
+        coalescer._admit()
         await first
         await engine.close()
 
@@ -120,19 +120,19 @@ def herd(count, backend, **options):
     async def main():
         async with lodeq.testing.open(submit_queue_max=16, **options) as engine:
             queue = engine.queue("mail")
-            for shard in engine._core.shards:
+            for shard in engine._state.shards:
 
-                def watch(_, co=shard.co):
-                    most[0] = max(most[0], co.waiting)
+                def watch(_, coalescer=shard.coalescer):
+                    most[0] = max(most[0], coalescer.waiting)
 
-                shard.co.watch = watch
+                shard.coalescer.watch = watch
             with anyio.fail_after(20):
                 async with anyio.create_task_group() as group:
                     for n in range(count):
                         group.start_soon(queue.enqueue, n)
                 claimed = await queue.claim(limit=count)
-            for shard in engine._core.shards:
-                line = shard.co.submit_line
+            for shard in engine._state.shards:
+                line = shard.coalescer.submit_line
                 assert (len(line), line.queued, line.reserved) == (0, 0, 0)
             return [lease.payload for lease in claimed], most[0]
 
@@ -200,7 +200,7 @@ def test_a_call_over_several_shards_reserves_nothing_while_it_waits():
     """One stalled shard must not use up the room of the others."""
 
     async def main(engine, queue):
-        well, stalled = (shard.co for shard in engine._core.shards)
+        well, stalled = (shard.coalescer for shard in engine._state.shards)
         keys = [str(n) for n in range(99)]
         here, there = ([k for k in keys if slot_of(k.encode()) >> 11 == i] for i in range(2))
         for key in (*here[:5], *there[:5]):
@@ -222,7 +222,7 @@ def test_a_call_over_several_shards_reserves_nothing_while_it_waits():
 
 def test_a_large_submission_in_line_is_not_overtaken_by_small_ones():
     async def main(engine, queue):
-        co = engine._core.shards[0].co
+        coalescer = engine._state.shards[0].coalescer
         order = []
 
         async def put(name, *payloads):
@@ -235,7 +235,7 @@ def test_a_large_submission_in_line_is_not_overtaken_by_small_ones():
         calls += [put(n, b"") for n in range(8, 32)]
         await asyncio.gather(*calls)
         assert order == [0, 1, 2, 3, "large", *range(4, 32)]
-        assert co.submit_line.queued == 0
+        assert coalescer.submit_line.queued == 0
 
     run(main, submit_queue_max=2, clock=lodeq.testing.ManualClock())  # no turn is ever over
 
@@ -244,13 +244,13 @@ def test_a_reservation_of_somebody_cancelled_goes_to_the_next():
     """In every turn of the herd, one of those who were woken and have not run yet is cancelled."""
 
     async def main(engine, queue):
-        co = engine._core.shards[0].co
+        coalescer = engine._state.shards[0].coalescer
         tasks = [asyncio.create_task(queue.enqueue(n)) for n in range(200)]
         gone, at = set(), 0
         while at < 190:
             await turns(1)
-            at = max(at, 200 - len(co.submit_line))
-            if co.submit_line.reserved and at not in gone:
+            at = max(at, 200 - len(coalescer.submit_line))
+            if coalescer.submit_line.reserved and at not in gone:
                 tasks[at - 1].cancel()  # the last that was admitted
                 gone.add(at)
         done = await asyncio.gather(*tasks, return_exceptions=True)
@@ -258,18 +258,22 @@ def test_a_reservation_of_somebody_cancelled_goes_to_the_next():
         assert len(cancelled) > 10
         leases = await queue.claim(limit=200)
         assert [lease.payload for lease in leases] == [n for n in range(200) if n not in cancelled]
-        assert (co.submit_line.queued, co.submit_line.reserved, co.waiting) == (0, 0, 0)
+        assert (
+            coalescer.submit_line.queued,
+            coalescer.submit_line.reserved,
+            coalescer.waiting,
+        ) == (0, 0, 0)
 
     run(main, submit_queue_max=4)
 
 
-def test_the_release_lane_is_not_held_up_by_a_line():
+def test_the_release_tenant_queue_is_not_held_up_by_a_line():
     """A cancelled claim gives its tasks back although callers stand in line."""
 
     async def main(engine, queue):
-        co = engine._core.shards[0].co
+        coalescer = engine._state.shards[0].coalescer
         await queue.enqueue("task")
-        with writes_paused(co):
+        with writes_paused(coalescer):
             claim = asyncio.create_task(queue.claim())
             await turns()
             line = [asyncio.create_task(queue.enqueue(n)) for n in range(9)]
@@ -277,7 +281,10 @@ def test_the_release_lane_is_not_held_up_by_a_line():
             claim.cancel()
             await turns()
             assert claim.cancelled()
-            assert (co.waiting, len(co.submit_line)) == (2, 9)  # the claim, and its way back
+            assert (coalescer.waiting, len(coalescer.submit_line)) == (
+                2,
+                9,
+            )  # the claim, and its way back
         await asyncio.gather(*line)
         leases = await queue.claim(limit=10)
         assert [lease.payload for lease in leases] == ["task", *range(9)]
@@ -287,14 +294,14 @@ def test_the_release_lane_is_not_held_up_by_a_line():
 
 def test_a_poisoned_shard_answers_everybody_in_line():
     async def main(engine, queue):
-        co = engine._core.shards[0].co
-        with writes_paused(co):
+        coalescer = engine._state.shards[0].coalescer
+        with writes_paused(coalescer):
             line = [asyncio.create_task(queue.enqueue(n)) for n in range(50)]
             await turns()
-            co.fail(OSError("EIO"))
+            coalescer.fail(OSError("EIO"))
             found = await asyncio.gather(*line, return_exceptions=True)
         assert {type(x) for x in found} == {lodeq.StoragePoisonedError}
-        assert (co.submit_line.queued, co.submit_line.reserved) == (0, 0)
+        assert (coalescer.submit_line.queued, coalescer.submit_line.reserved) == (0, 0)
 
     run(main, submit_queue_max=4)
 
@@ -317,14 +324,14 @@ def test_calls_and_callers_in_person_are_served_in_the_order_they_came(every, ba
 
     async def main():
         async with lodeq.testing.open(submit_queue_max=8) as engine:
-            queue, co = engine.queue("mail"), engine._core.shards[0].co
+            queue, coalescer = engine.queue("mail"), engine._state.shards[0].coalescer
             given = [b"%d" % n if n % every == 0 else n for n in range(200)]
             came, most = [], [0]
 
             def watch(_):
-                most[0] = max(most[0], co.waiting)
+                most[0] = max(most[0], coalescer.waiting)
 
-            co.watch = watch
+            coalescer.watch = watch
 
             async def put(payload):
                 came.append(payload)
@@ -340,7 +347,7 @@ def test_calls_and_callers_in_person_are_served_in_the_order_they_came(every, ba
             else:  # Trio wakes those who come in person, several at a time, in any order
                 assert sorted(map(str, claimed)) == sorted(map(str, came))
             assert sorted(map(str, came)) == sorted(map(str, given))
-            assert is_empty(co.submit_line)
+            assert is_empty(coalescer.submit_line)
             assert most[0] <= 8
 
     anyio.run(main, backend=backend)
@@ -350,16 +357,16 @@ def test_a_caller_in_line_by_a_call_takes_one_step():
     """One future: it goes on when its submission is committed."""
 
     async def main(engine, queue):
-        co = engine._core.shards[0].co
-        with writes_paused(co):
+        coalescer = engine._state.shards[0].coalescer
+        with writes_paused(coalescer):
             first = asyncio.create_task(queue.enqueue(b"first"))
             await turns()
             second = asyncio.create_task(queue.enqueue(b"second"))
             await turns()
-            (future,) = co.submit_line.futures
+            (future,) = coalescer.submit_line.futures
             assert not first.done()
         await turns(1)
-        assert not co.submit_line.futures
+        assert not coalescer.submit_line.futures
         assert not future.done()  # submitted, and not committed yet
         assert (await second) is future.result()
         await first
@@ -370,7 +377,7 @@ def test_a_caller_in_line_by_a_call_takes_one_step():
 @pytest.mark.parametrize("call", ["enqueue", "claim", "complete"])
 def test_a_call_cancelled_in_line_has_done_nothing(call):
     async def main(engine, queue):
-        co = engine._core.shards[0].co
+        coalescer = engine._state.shards[0].coalescer
         await queue.enqueue(b"task")
         lease = (await queue.claim())[0] if call == "complete" else None
         make = {
@@ -378,20 +385,20 @@ def test_a_call_cancelled_in_line_has_done_nothing(call):
             "claim": queue.claim,
             "complete": lease.complete if lease else None,
         }[call]
-        with writes_paused(co):
+        with writes_paused(coalescer):
             first = asyncio.create_task(queue.enqueue(b"first"))
             await turns()
             line = [asyncio.create_task(make()) for _ in range(3)]
             last = asyncio.create_task(queue.enqueue(b"last"))
             await turns()
-            assert len(co.submit_line) == 4
+            assert len(coalescer.submit_line) == 4
             for one in line:
                 one.cancel()
             await turns()
             assert [one.cancelled() for one in line] == [True] * 3
-            assert (len(co.submit_line), co.submit_line.queued) == (1, 1)
+            assert (len(coalescer.submit_line), coalescer.submit_line.queued) == (1, 1)
         await asyncio.gather(first, last)
-        assert is_empty(co.submit_line)
+        assert is_empty(coalescer.submit_line)
         if lease is not None:
             await lease.complete()
         left = [b"first", b"last"] if call == "complete" else [b"task", b"first", b"last"]
@@ -404,15 +411,15 @@ def test_a_call_cancelled_in_the_turn_in_which_it_would_be_made_is_passed_over()
     """Its future is done, its task has not run yet."""
 
     async def main(engine, queue):
-        co = engine._core.shards[0].co
-        with writes_paused(co):
+        coalescer = engine._state.shards[0].coalescer
+        with writes_paused(coalescer):
             tasks = [asyncio.create_task(queue.enqueue(b"%d" % n)) for n in range(4)]
             await turns()
         tasks[1].cancel()  # the first is committed, and the line is about to go on
         tasks[2].cancel()
         done = await asyncio.gather(*tasks, return_exceptions=True)
         assert [isinstance(x, asyncio.CancelledError) for x in done] == [False, True, True, False]
-        assert is_empty(co.submit_line)
+        assert is_empty(coalescer.submit_line)
         assert payloads_of(await queue.claim(limit=9)) == [b"0", b"3"]
 
     run(main, submit_queue_max=1)
@@ -421,7 +428,7 @@ def test_a_call_cancelled_in_the_turn_in_which_it_would_be_made_is_passed_over()
 @pytest.mark.parametrize("call", ["enqueue", "claim", "complete"])
 def test_a_call_cancelled_once_it_was_made_happens_and_a_claim_gives_back(call):
     async def main(engine, queue):
-        co = engine._core.shards[0].co
+        coalescer = engine._state.shards[0].coalescer
         for payload in (b"a", b"b"):
             await queue.enqueue(payload)
         lease = (await queue.claim())[0]
@@ -430,23 +437,23 @@ def test_a_call_cancelled_once_it_was_made_happens_and_a_claim_gives_back(call):
             "claim": queue.claim,
             "complete": lease.complete,
         }[call]
-        with writes_paused(co):
+        with writes_paused(coalescer):
             first = asyncio.create_task(queue.enqueue(b"first"))
             await turns()
             second = asyncio.create_task(make())
             await turns()
-            assert co.submit_line.futures
-            co.waiting -= 1  # as if the first were committed
-            co._admit()
+            assert coalescer.submit_line.futures
+            coalescer.waiting -= 1  # as if the first were committed
+            coalescer._admit()
             await turns()
-            assert not co.submit_line.futures
+            assert not coalescer.submit_line.futures
             second.cancel()
             await turns()
             assert second.cancelled()
-            co.waiting += 1
+            coalescer.waiting += 1
         await first
         await turns()
-        assert is_empty(co.submit_line)
+        assert is_empty(coalescer.submit_line)
         found = payloads_of(await queue.claim(limit=9))
         assert found == [b"b", b"first", b"more"] if call == "enqueue" else [b"b", b"first"]
         stats = await engine.stats()
@@ -457,18 +464,18 @@ def test_a_call_cancelled_once_it_was_made_happens_and_a_claim_gives_back(call):
 
 def test_claims_in_line_that_find_nothing_are_all_answered():
     async def main(engine, queue):
-        co = engine._core.shards[0].co
+        coalescer = engine._state.shards[0].coalescer
         await queue.enqueue(b"one")
-        with writes_paused(co):
+        with writes_paused(coalescer):
             first = asyncio.create_task(queue.enqueue(b"two"))
             await turns()
             claims = [asyncio.create_task(queue.claim()) for _ in range(50)]
             await turns()
-            assert len(co.submit_line) == 50
+            assert len(coalescer.submit_line) == 50
         found = await asyncio.gather(*claims)
         await first
         assert [payloads_of(leases) for leases in found] == [[b"one"], [b"two"], *[[]] * 48]
-        assert is_empty(co.submit_line)
+        assert is_empty(coalescer.submit_line)
 
     run(main, submit_queue_max=1)
 
@@ -478,15 +485,15 @@ def test_a_turn_makes_so_many_calls_and_no_more(monkeypatch):
     made = []
 
     async def main(engine, queue):
-        co = engine._core.shards[0].co
-        with writes_paused(co):
+        coalescer = engine._state.shards[0].coalescer
+        with writes_paused(coalescer):
             tasks = [asyncio.create_task(queue.enqueue(b"%d" % n)) for n in range(200)]
             await turns()
-            before = co.waiting
+            before = coalescer.waiting
         while not all(task.done() for task in tasks):
-            in_line = len(co.submit_line)
+            in_line = len(coalescer.submit_line)
             await turns(1)
-            made.append(in_line - len(co.submit_line))
+            made.append(in_line - len(coalescer.submit_line))
         assert before == 100
         assert (sum(made), max(made)) == (100, 10)
 
@@ -495,15 +502,15 @@ def test_a_turn_makes_so_many_calls_and_no_more(monkeypatch):
 
 def test_a_turn_makes_calls_of_so_many_bytes_and_no_more():
     async def main(engine, queue):
-        co, size = engine._core.shards[0].co, 30 << 10
-        with writes_paused(co):
+        coalescer, size = engine._state.shards[0].coalescer, 30 << 10
+        with writes_paused(coalescer):
             tasks = [asyncio.create_task(queue.enqueue(bytes(size))) for _ in range(400)]
             await turns()
         made = []
         while not all(task.done() for task in tasks):
-            in_line = len(co.submit_line)
+            in_line = len(coalescer.submit_line)
             await turns(1)
-            made.append(in_line - len(co.submit_line))
+            made.append(in_line - len(coalescer.submit_line))
         assert sum(made) == 200
         assert 1 < max(made) <= (backpressure.TURN_BYTES // size) + 1
 
@@ -515,7 +522,7 @@ def test_a_turn_makes_calls_of_so_many_bytes_and_no_more():
 def test_calls_in_line_learn_that_there_is_an_end(call, end):
     async def main():
         engine = await lodeq.testing.open(submit_queue_max=2)
-        queue, co = engine.queue("mail"), engine._core.shards[0].co
+        queue, coalescer = engine.queue("mail"), engine._state.shards[0].coalescer
         for _ in range(5):
             await queue.enqueue(b"x")
         leases = [(await queue.claim())[0] for _ in range(4)] if call == "complete" else []
@@ -523,64 +530,64 @@ def test_calls_in_line_learn_that_there_is_an_end(call, end):
             "enqueue": [partial(queue.enqueue, b"y")] * 4,
             "claim": [queue.claim] * 4,
         }[call]
-        with writes_paused(co):
+        with writes_paused(coalescer):
             first = [asyncio.create_task(queue.enqueue(b"first")) for _ in range(2)]
             await turns()
             line = [asyncio.create_task(one()) for one in calls]
             await turns()
-            assert len(co.submit_line) == 4
+            assert len(coalescer.submit_line) == 4
             if end == "poisoned":
-                co.fail(OSError("EIO"))
+                coalescer.fail(OSError("EIO"))
                 await turns()
                 await asyncio.gather(*first, return_exceptions=True)
         await engine.close()
         found = await asyncio.gather(*line, return_exceptions=True)
         kind = lodeq.ClosedError if end == "closed" else lodeq.StoragePoisonedError
         assert {type(x) for x in found} == {kind}
-        assert (len(co.submit_line), co.submit_line.reserved) == (0, 0)
+        assert (len(coalescer.submit_line), coalescer.submit_line.reserved) == (0, 0)
 
     asyncio.run(main())
 
 
 def test_a_call_that_raises_fails_its_caller_alone():
     async def main(engine, queue):
-        co = engine._core.shards[0].co
-        with writes_paused(co):
+        coalescer = engine._state.shards[0].coalescer
+        with writes_paused(coalescer):
             first = asyncio.create_task(queue.enqueue(b"first"))
             await turns()
-            wrong = engine._core.future()
+            wrong = engine._state.future()
 
             def fail():
                 raise lodeq.PayloadTooLargeError("wrong")
 
-            co.submit_line.enter(wrong, 1, fail, ())
+            coalescer.submit_line.enter(wrong, 1, fail, ())
             last = asyncio.create_task(queue.enqueue(b"last"))
             await turns()
         await asyncio.gather(first, last)
         with pytest.raises(lodeq.PayloadTooLargeError):
             await wrong
-        assert is_empty(co.submit_line)
+        assert is_empty(coalescer.submit_line)
 
     run(main, submit_queue_max=1)
 
 
 def test_an_interrupt_in_a_call_is_its_callers_too_and_the_line_goes_on():
     async def main(engine, queue):
-        co = engine._core.shards[0].co
-        co.waiting = 2
-        wrong, well = engine._core.future(), engine._core.future()
+        coalescer = engine._state.shards[0].coalescer
+        coalescer.waiting = 2
+        wrong, well = engine._state.future(), engine._state.future()
 
         def interrupt():
             raise KeyboardInterrupt
 
-        co.submit_line.enter(wrong, 1, interrupt, ())
-        co.submit_line.enter(well, 1, lambda: (None, "well"), ())
-        co.waiting = 0
+        coalescer.submit_line.enter(wrong, 1, interrupt, ())
+        coalescer.submit_line.enter(well, 1, lambda: (None, "well"), ())
+        coalescer.waiting = 0
         with pytest.raises(KeyboardInterrupt):
-            co.submit_line._make_calls()
+            coalescer.submit_line._make_calls()
         assert isinstance(wrong.exception(), KeyboardInterrupt)
         assert await well == "well"
-        assert is_empty(co.submit_line)
+        assert is_empty(coalescer.submit_line)
 
     run(main, submit_queue_max=2)
 
@@ -589,7 +596,7 @@ def test_an_interrupt_in_a_call_is_its_callers_too_and_the_line_goes_on():
 def test_a_failed_commit_reaches_who_stood_in_line(call):
     async def main():
         engine = await lodeq.testing.open(submit_queue_max=1)
-        queue, co = engine.queue("mail"), engine._core.shards[0].co
+        queue, coalescer = engine.queue("mail"), engine._state.shards[0].coalescer
         for _ in range(2):
             await queue.enqueue(b"x")
         lease = (await queue.claim())[0]
@@ -598,21 +605,21 @@ def test_a_failed_commit_reaches_who_stood_in_line(call):
             "claim": queue.claim,
             "complete": lease.complete,
         }[call]
-        with writes_paused(co):
+        with writes_paused(coalescer):
             first = asyncio.create_task(queue.enqueue(b"first"))
             await turns()
             second = asyncio.create_task(make())
             await turns()
-            co.waiting -= 1
-            co._admit()
+            coalescer.waiting -= 1
+            coalescer._admit()
             await turns()
             assert not second.done()
-            assert not co.submit_line.futures  # it has submitted
-            co.fail(OSError("EIO"))
+            assert not coalescer.submit_line.futures  # it has submitted
+            coalescer.fail(OSError("EIO"))
         found = await asyncio.gather(first, second, return_exceptions=True)
         assert isinstance(found[1], (lodeq.StoragePoisonedError, lodeq.CommitUnknownError))
         if call == "claim":
-            assert set(engine._core.leases) == {lease.task_id}
+            assert set(engine._state.leases) == {lease.task_id}
         await engine.close()
 
     asyncio.run(main())
@@ -620,17 +627,17 @@ def test_a_failed_commit_reaches_who_stood_in_line(call):
 
 def test_durable_callers_stand_in_line_and_are_answered_after_a_sync():
     async def main(engine, queue):
-        co = engine._core.shards[0].co
-        with writes_paused(co):
+        coalescer = engine._state.shards[0].coalescer
+        with writes_paused(coalescer):
             tasks = [asyncio.create_task(queue.enqueue(b"%d" % n, durable=True)) for n in range(9)]
             await turns()
         for task in tasks:
             await task
-            assert co.durable_number > 0
+            assert coalescer.durable_number > 0
         leases = [(await queue.claim())[0] for _ in range(9)]
         assert payloads_of(leases) == [b"%d" % n for n in range(9)]
         await asyncio.gather(*(lease.complete(durable=True) for lease in leases))
-        assert co.durable_number == co.applied_number
-        assert is_empty(co.submit_line)
+        assert coalescer.durable_number == coalescer.applied_number
+        assert is_empty(coalescer.submit_line)
 
     run(main, submit_queue_max=2)

@@ -46,7 +46,7 @@ class Rig:
         syncer = Syncer(
             self.store, spawner, first_number=FIRST, interval_s=1.0, write_watermark=lambda _: None
         )
-        self.co = Coalescer(
+        self.coalescer = Coalescer(
             self.store,
             spawner,
             shard=0,
@@ -55,7 +55,7 @@ class Rig:
             syncer=syncer,
             is_fsync=True,
         )
-        self.co.body_barrier = BodySyncBarrier(self.co, spawner, self.sync)
+        self.coalescer.body_barrier = BodySyncBarrier(self.coalescer, spawner, self.sync)
 
     def sync(self) -> None:
         self.log.append("bodies")
@@ -63,10 +63,10 @@ class Rig:
             raise self.error
 
     def put(self, key: bytes, *, body: bool = False) -> Any:
-        group = self.co.begin()
+        group = self.coalescer.begin()
         group.has_bodies |= body
         group.ops.append((key, b"v"))
-        return self.co.wait(group, key)
+        return self.coalescer.wait(group, key)
 
     @property
     def written(self) -> list[list[bytes]]:
@@ -100,9 +100,9 @@ async def test_a_group_without_bodies_waits_for_nothing() -> None:
 async def test_one_sync_covers_the_groups_sealed_when_it_starts_and_no_later_one() -> None:
     rig = Rig()
     rig.put(b"a", body=True)
-    rig.co.seal_full(always=True)
+    rig.coalescer.seal_full(always=True)
     rig.put(b"b", body=True)
-    rig.co.seal_full(always=True)
+    rig.coalescer.seal_full(always=True)
     await settle()
     rig.put(b"c", body=True)
     await settle()
@@ -129,7 +129,7 @@ async def test_a_failed_sync_of_bodies_poisons_and_writes_nothing() -> None:
     with pytest.raises(StoragePoisonedError):
         await second
     assert rig.written == []
-    assert not rig.co.takes_writes
+    assert not rig.coalescer.takes_writes
 
 
 @on_loop
@@ -137,7 +137,7 @@ async def test_a_shard_poisoned_meanwhile_writes_nothing() -> None:
     rig = Rig()
     first = rig.put(b"a", body=True)
     await settle()
-    rig.co.fail(OSError("gone"))
+    rig.coalescer.fail(OSError("gone"))
     rig.store.work()
     await settle()
     assert rig.written == []
@@ -154,6 +154,6 @@ async def test_a_refused_write_is_tried_again_and_its_bodies_are_not_synced_twic
     rig.store.work()
     await settle()
     assert rig.written == []
-    rig.co._retry_now()
+    rig.coalescer._retry_now()
     assert await first == b"a"
     assert rig.log == ["bodies"]

@@ -40,14 +40,14 @@ class Rig:
     store: FaultyStore
     spawner: ManualSpawner
     syncer: Syncer
-    co: Coalescer
+    coalescer: Coalescer
     marks: list[int]
 
     def put(self, key: bytes, value: bytes = b"v", *, durable: bool = False) -> Any:
         """One submission; returns its future."""
-        group = self.co.begin()
+        group = self.coalescer.begin()
         group.ops.append((key, value))
-        return self.co.wait(group, key, is_durable=durable)
+        return self.coalescer.wait(group, key, is_durable=durable)
 
     @property
     def written(self) -> list[list[bytes]]:
@@ -58,9 +58,9 @@ class Rig:
 
     async def queue(self, key: bytes) -> str:
         """What an operation does: wait for room, queue, wait for the commit."""
-        while not self.co.has_capacity:
-            await self.co.wait_in_line()
-            if self.co.waiting < self.co.submit_queue_max:
+        while not self.coalescer.has_capacity:
+            await self.coalescer.wait_in_line()
+            if self.coalescer.waiting < self.coalescer.submit_queue_max:
                 break
         await self.put(key)
         return key.decode()
@@ -71,7 +71,7 @@ def make(*, fsync: bool = False, **options: Any) -> Rig:
     syncer = Syncer(
         store, spawner, first_number=FIRST, interval_s=1.0, write_watermark=marks.append
     )
-    co = Coalescer(
+    coalescer = Coalescer(
         store,
         spawner,
         shard=0,
@@ -81,7 +81,7 @@ def make(*, fsync: bool = False, **options: Any) -> Rig:
         is_fsync=fsync,
         **options,
     )
-    return Rig(store, spawner, syncer, co, marks)
+    return Rig(store, spawner, syncer, coalescer, marks)
 
 
 async def outcome(future: Any) -> Any:
@@ -117,7 +117,7 @@ async def test_ticks_are_written_in_order_with_growing_numbers() -> None:
         await rig.put(b"k%d" % n)
     assert rig.written == [[b"k0"], [b"k1"], [b"k2"]]
     assert [batch[-1][0] for batch in rig.store.batches] == [ring_key(FIRST + n) for n in range(3)]
-    assert rig.co.applied_number == FIRST + 2
+    assert rig.coalescer.applied_number == FIRST + 2
 
 
 @on_loop
@@ -125,7 +125,7 @@ async def test_commit_batch_max_bounds_a_group() -> None:
     rig = make(commit_batch_max=2)
     await asyncio.gather(*(rig.put(b"k%d" % n) for n in range(5)))
     assert rig.written == [[b"k0", b"k1"], [b"k2", b"k3"], [b"k4"]]
-    assert rig.co.stats.merge.maximum == 2
+    assert rig.coalescer.stats.merge.maximum == 2
 
 
 @on_loop
@@ -133,9 +133,9 @@ async def test_bytes_bound_a_group() -> None:
     rig = make()
     futures = []
     for n in range(3):
-        group = rig.co.begin(GROUP_BYTES_MAX // 2)
+        group = rig.coalescer.begin(GROUP_BYTES_MAX // 2)
         group.ops.append((b"k%d" % n, b"v"))
-        futures.append(rig.co.wait(group))
+        futures.append(rig.coalescer.wait(group))
     await asyncio.gather(*futures)
     assert rig.written == [[b"k0", b"k1"], [b"k2"]]
 
@@ -144,9 +144,9 @@ async def test_bytes_bound_a_group() -> None:
 async def test_a_submission_over_the_bound_has_a_group_of_its_own() -> None:
     rig = make()
     small = rig.put(b"a")
-    big = rig.co.begin(GROUP_BYTES_MAX * 2)
+    big = rig.coalescer.begin(GROUP_BYTES_MAX * 2)
     big.ops.append((b"b", b"v"))
-    await asyncio.gather(small, rig.co.wait(big), rig.put(b"c"))
+    await asyncio.gather(small, rig.coalescer.wait(big), rig.put(b"c"))
     assert rig.written == [[b"a"], [b"b"], [b"c"]]
 
 
@@ -156,9 +156,9 @@ async def test_work_of_the_tick_shares_its_write() -> None:
 
     def serve() -> None:
         if not rig.store.batches:
-            rig.co.begin().ops.append((b"served", b"v"))
+            rig.coalescer.begin().ops.append((b"served", b"v"))
 
-    rig.co._tick_work = Work(serve)
+    rig.coalescer._tick_work = Work(serve)
     await rig.put(b"k")
     assert rig.written == [[b"k", b"served"]]
 
@@ -172,7 +172,7 @@ async def test_work_that_fails_stops_no_commit() -> None:
     def serve() -> None:
         raise StorageError("a row could not be read")
 
-    rig.co._tick_work = Work(serve)
+    rig.coalescer._tick_work = Work(serve)
     assert await rig.put(b"a") == b"a"
     assert await rig.put(b"b") == b"b"
     assert len(errors) == 2
@@ -195,10 +195,10 @@ async def test_reads_see_what_is_queued_and_then_what_is_applied() -> None:
     rig = make()
     future = rig.put(b"k")
     assert rig.store.get(b"k") is None
-    assert rig.co.overlay.get(b"k") == b"v"
+    assert rig.coalescer.overlay.get(b"k") == b"v"
     await future
-    assert rig.co.overlay.get(b"k") == b"v"
-    assert not rig.co.pending()
+    assert rig.coalescer.overlay.get(b"k") == b"v"
+    assert not rig.coalescer.pending()
 
 
 @on_loop
@@ -213,13 +213,13 @@ async def test_a_cancelled_caller_is_left_alone_and_its_operation_happens() -> N
 @on_loop
 async def test_settled_waits_for_what_others_queued() -> None:
     rig = make()
-    assert rig.co.commit_barrier() is None
+    assert rig.coalescer.commit_barrier() is None
     rig.put(b"k")
-    future = rig.co.commit_barrier()
+    future = rig.coalescer.commit_barrier()
     assert future is not None
     await future
     assert rig.store.get(b"k") == b"v"
-    assert rig.co.commit_barrier() is None
+    assert rig.coalescer.commit_barrier() is None
 
 
 # -- refusals --------------------------------------------------------------------------
@@ -240,7 +240,7 @@ async def test_a_refused_group_is_retried_first_and_unchanged(
     rig.store.write_errors = [error, error]
     first = rig.put(b"a")
     await settle()
-    assert rig.co.refused_write is error
+    assert rig.coalescer.refused_write is error
     assert rig.spawner.armed == [delay_s]
     second = rig.put(b"b")  # neither merged into it nor written before it
     await settle()
@@ -250,25 +250,25 @@ async def test_a_refused_group_is_retried_first_and_unchanged(
     rig.spawner.fire()
     assert await asyncio.gather(first, second) == [b"a", b"b"]
     assert rig.written == [[b"a"], [b"b"]]
-    assert rig.co.refused_write is None
-    assert rig.co.stats.stalls == 2
+    assert rig.coalescer.refused_write is None
+    assert rig.coalescer.stats.stalls == 2
 
 
 @on_loop
 async def test_an_unknown_failure_poisons() -> None:
     rig = make(commit_batch_max=1)
     poisoned: list[bool] = []
-    rig.co._on_writes_end = lambda: poisoned.append(True)
+    rig.coalescer._on_writes_end = lambda: poisoned.append(True)
     rig.store.write_errors = [OSError("EIO")]
     attempted, later = rig.put(b"a"), rig.put(b"b")
     assert isinstance(await outcome(attempted), CommitUnknownError)
     assert isinstance(await outcome(later), StoragePoisonedError)
     assert poisoned
     with pytest.raises(StoragePoisonedError):
-        rig.co.begin()
-    assert rig.co.commit_barrier() is None
+        rig.coalescer.begin()
+    assert rig.coalescer.commit_barrier() is None
     assert not rig.store.batches
-    assert rig.co.overlay.get(b"a") is None
+    assert rig.coalescer.overlay.get(b"a") is None
 
 
 @on_loop
@@ -277,7 +277,7 @@ async def test_poison_leaves_no_retry_behind() -> None:
     rig.store.write_errors = [StoreStalledError("stalled")]
     future = rig.put(b"a")
     await settle()
-    rig.co.fail(OSError("EIO"))
+    rig.coalescer.fail(OSError("EIO"))
     assert isinstance(await outcome(future), CommitUnknownError)
     assert rig.spawner.armed == []
     assert not rig.store.batches
@@ -303,7 +303,7 @@ async def test_fsync_mode_answers_after_the_sync_that_covers_it() -> None:
     assert rig.store.syncs == 2
     rig.store.release()
     assert await second == b"b"
-    assert rig.co.durable_number == FIRST + 1
+    assert rig.coalescer.durable_number == FIRST + 1
 
 
 @on_loop
@@ -334,7 +334,7 @@ async def test_a_failed_sync_leaves_the_outcome_unknown() -> None:
     rig.store.release(OSError("EIO"))
     assert isinstance(await outcome(future), CommitUnknownError)
     with pytest.raises(StoragePoisonedError):
-        rig.co.begin()
+        rig.coalescer.begin()
     assert rig.store.syncs == 1, "a failed sync is never retried"
 
 
@@ -344,7 +344,7 @@ async def test_settled_is_durable_in_fsync_mode() -> None:
     rig.store.is_held = True
     rig.put(b"a")
     await settle()
-    answer = rig.co.commit_barrier()
+    answer = rig.coalescer.commit_barrier()
     assert answer is not None
     assert not answer.done()
     rig.store.release()
@@ -367,7 +367,7 @@ async def test_callers_wait_at_submit_queue_max_and_are_served_in_order() -> Non
     await asyncio.gather(*(call(n) for n in range(7)))
     assert done == [f"k{n}" for n in range(7)]
     assert max(len(batch) for batch in rig.written) <= 2
-    assert rig.co.waiting == 0
+    assert rig.coalescer.waiting == 0
 
 
 @on_loop
@@ -376,7 +376,7 @@ async def test_nobody_overtakes_those_who_wait_for_room() -> None:
     first = rig.put(b"a")
     waiting = asyncio.ensure_future(rig.queue(b"b"))
     await asyncio.sleep(0)
-    assert not rig.co.has_capacity
+    assert not rig.coalescer.has_capacity
     await first
     late = asyncio.ensure_future(rig.queue(b"c"))
     await asyncio.gather(waiting, late)
@@ -415,7 +415,7 @@ async def test_a_woken_caller_that_queues_nothing_blocks_nobody() -> None:
     rig = make(submit_queue_max=1)
     rig.store.write_errors = [StoreStalledError("stalled")]
     first = rig.put(b"a")
-    idle = asyncio.ensure_future(rig.co.wait_in_line())
+    idle = asyncio.ensure_future(rig.coalescer.wait_in_line())
     waiting = asyncio.ensure_future(rig.queue(b"c"))
     await settle()
     rig.spawner.fire()
@@ -448,9 +448,9 @@ async def test_begin_itself_never_waits() -> None:
 async def test_drain_commits_syncs_and_publishes() -> None:
     rig = make()
     future = rig.put(b"a")
-    await rig.co.drain()
+    await rig.coalescer.drain()
     assert await future == b"a"
-    assert rig.co.durable_number == FIRST
+    assert rig.coalescer.durable_number == FIRST
     assert rig.marks == [FIRST]
     assert rig.spawner.armed == []
 
@@ -458,7 +458,7 @@ async def test_drain_commits_syncs_and_publishes() -> None:
 @on_loop
 async def test_drain_of_an_idle_shard_writes_nothing() -> None:
     rig = make()
-    await rig.co.drain()
+    await rig.coalescer.drain()
     assert rig.store.batches == []
     assert rig.store.syncs == 0
 
@@ -469,7 +469,7 @@ async def test_drain_waits_for_a_sync_in_flight() -> None:
     rig.store.is_held = True
     future = rig.put(b"a")
     await settle()
-    closing = asyncio.ensure_future(rig.co.drain())
+    closing = asyncio.ensure_future(rig.coalescer.drain())
     await settle()
     assert not closing.done()
     rig.store.is_held = False
@@ -483,7 +483,7 @@ async def test_drain_survives_a_commit_that_fails_under_it() -> None:
     rig = make()
     future = rig.put(b"a")
     rig.store.write_errors = [OSError("EIO")]
-    await rig.co.drain()
+    await rig.coalescer.drain()
     assert isinstance(await outcome(future), CommitUnknownError)
 
 
@@ -492,7 +492,7 @@ async def test_drain_survives_a_sync_that_fails_under_it() -> None:
     rig = make(fsync=True)
     rig.store.sync_error = OSError("EIO")
     future = rig.put(b"a")
-    await rig.co.drain()
+    await rig.coalescer.drain()
     assert isinstance(await outcome(future), CommitUnknownError)
 
 
@@ -503,7 +503,7 @@ async def test_drain_gives_up_on_a_store_that_refuses_for_ever() -> None:
     future = rig.put(b"a")
     in_line = asyncio.ensure_future(rig.queue(b"b"))
     await asyncio.sleep(0)
-    closing = asyncio.ensure_future(rig.co.drain())
+    closing = asyncio.ensure_future(rig.coalescer.drain())
     for _ in range(int(module.CLOSE_STALLED_S_MAX / module.RETRY_FULL_S) + 2):
         await settle(5)
         rig.spawner.fire()
@@ -516,8 +516,8 @@ async def test_drain_gives_up_on_a_store_that_refuses_for_ever() -> None:
 @on_loop
 async def test_a_group_counts_its_bytes_and_operations() -> None:
     rig = make()
-    group: Group = rig.co.begin(100)
+    group: Group = rig.coalescer.begin(100)
     group.ops.append((b"a", b"v"))
-    await rig.co.wait(group)
-    stats = rig.co.stats
+    await rig.coalescer.wait(group)
+    stats = rig.coalescer.stats
     assert (stats.commits, stats.submissions, stats.operations, stats.bytes) == (1, 1, 2, 100)

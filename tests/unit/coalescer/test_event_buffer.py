@@ -2,10 +2,10 @@
 
 from lodeq.coalescer.event_buffer import EventBuffer
 from lodeq.coalescer.group import Group
-from lodeq.engine.records.events import ENQUEUED, decode_event_row, lane_tag, pack_run
+from lodeq.engine.records.events import ENQUEUED, decode_event_row, pack_run, tenant_queue_tag
 from lodeq.engine.records.keyspace import events_key
 
-RUN = pack_run(ENQUEUED, 5, 0, 99, lane_tag(b"q", b""), b"", [bytes(16)])
+RUN = pack_run(ENQUEUED, 5, 0, 99, tenant_queue_tag(b"q", b""), b"", [bytes(16)])
 
 
 def group(number: int, *runs: bytes) -> Group:

@@ -73,10 +73,10 @@ def ignore(number: int) -> None:
 def in_status(status: ShardStatus) -> Coalescer:
     """A commit loop that has come there by allowed steps."""
     ways = {SERVING: (), ELECTED: (FOLLOWING, ELECTED)}
-    co = make()
+    coalescer = make()
     for step in ways.get(status, (status,)):
-        co.enter(step, ERRORS[step])
-    return co
+        coalescer.enter(step, ERRORS[step])
+    return coalescer
 
 
 def test_every_status_has_a_name_and_a_row() -> None:
@@ -97,19 +97,19 @@ def test_every_status_has_a_name_and_a_row() -> None:
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(ALL, ALL)))
 @on_loop
 async def test_a_change_is_allowed_or_refused(old: ShardStatus, new: ShardStatus) -> None:
-    co = in_status(old)
-    error = co.status_error
+    coalescer = in_status(old)
+    error = coalescer.status_error
     if NAMES[new] in ALLOWED[NAMES[old]]:
         check_transition(3, old, new)
-        co.enter(new, ERRORS[new])
-        assert (co.status, co.status_error) == (new, ERRORS[new])
+        coalescer.enter(new, ERRORS[new])
+        assert (coalescer.status, coalescer.status_error) == (new, ERRORS[new])
         return
     text = f"shard 3: {NAMES[old]} cannot become {NAMES[new]}"
     with pytest.raises(InvariantError, match=text):
         check_transition(3, old, new)
     with pytest.raises(InvariantError, match=text.replace("3", "0")):
-        co.enter(new, ERRORS[new])
-    assert (co.status, co.status_error) == (old, error)
+        coalescer.enter(new, ERRORS[new])
+    assert (coalescer.status, coalescer.status_error) == (old, error)
 
 
 @pytest.mark.parametrize("status", ALL)
@@ -117,17 +117,17 @@ async def test_a_change_is_allowed_or_refused(old: ShardStatus, new: ShardStatus
 async def test_each_status_takes_writes_or_says_why_not(
     status: ShardStatus,
 ) -> None:
-    co = in_status(status)
-    assert co.takes_writes == (status in {SERVING, STALLED})
-    assert co.is_following == (status in {ELECTED, FOLLOWING, READ_ONLY})
-    assert co.failure is (ERRORS[status] if status in {FAILED, CLOSED} else None)
-    if co.takes_writes:
-        co.begin()
+    coalescer = in_status(status)
+    assert coalescer.takes_writes == (status in {SERVING, STALLED})
+    assert coalescer.is_following == (status in {ELECTED, FOLLOWING, READ_ONLY})
+    assert coalescer.failure is (ERRORS[status] if status in {FAILED, CLOSED} else None)
+    if coalescer.takes_writes:
+        coalescer.begin()
         return
     with pytest.raises(LodeqError) as caught:
-        co.begin()
-    assert type(caught.value) is type(co.refusal())
-    assert str(caught.value) == str(co.refusal())
+        coalescer.begin()
+    assert type(caught.value) is type(coalescer.refusal())
+    assert str(caught.value) == str(coalescer.refusal())
 
 
 def test_a_refusal_is_a_new_error_of_the_class_that_says_what_to_do() -> None:
@@ -152,7 +152,7 @@ def test_a_refusal_is_a_new_error_of_the_class_that_says_what_to_do() -> None:
 @on_loop
 async def test_a_store_that_refuses_writes_stalls_a_serving_shard_alone() -> None:
     for status in (SERVING, FOLLOWING):
-        co = in_status(status)
-        co._stall(StoreStalledError("stall"))
-        assert co.status == (STALLED if status == SERVING else status)
-        assert isinstance(co.refused_write, StoreStalledError)
+        coalescer = in_status(status)
+        coalescer._stall(StoreStalledError("stall"))
+        assert coalescer.status == (STALLED if status == SERVING else status)
+        assert isinstance(coalescer.refused_write, StoreStalledError)

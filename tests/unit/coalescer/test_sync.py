@@ -30,7 +30,7 @@ class Rig:
             interval_s=1.0,
             write_watermark=self.mark,
         )
-        self.co = Coalescer(
+        self.coalescer = Coalescer(
             self.store,
             self.spawner,
             shard=0,
@@ -47,9 +47,9 @@ class Rig:
 
     async def put(self, n: int = 1) -> None:
         for i in range(n):
-            group = self.co.begin()
+            group = self.coalescer.begin()
             group.ops.append((b"k%d" % i, b"v"))
-            await self.co.wait(group)
+            await self.coalescer.wait(group)
 
     async def pass_interval(self) -> None:
         self.now += 1.0
@@ -90,8 +90,8 @@ async def test_the_watermark_lags_one_interval_at_most(patch: pytest.MonkeyPatch
     """Also when syncs come thick and fast and then stop."""
     rig = Rig(patch)
     for _ in range(3):
-        group = rig.co.begin()
-        await rig.co.wait(group, is_durable=True)
+        group = rig.coalescer.begin()
+        await rig.coalescer.wait(group, is_durable=True)
         await settle()
     assert rig.store.syncs == 3
     assert rig.marks == []
@@ -187,7 +187,7 @@ async def test_a_flush_that_was_refused_is_asked_for_again_soon(patch: pytest.Mo
         await rig.put()
         await settle()
         flushes.append(rig.store.flushes)
-    assert rig.co.takes_writes
+    assert rig.coalescer.takes_writes
     assert [n + 1 for n in range(1, 62) if flushes[n] > flushes[n - 1]] == [50, 55, 60]
     await rig.put(47)
     assert rig.store.flushes == 3
@@ -220,7 +220,7 @@ async def test_a_flush_that_fails_poisons(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rig.store, "flush", fail, raising=False)
     await rig.put(2)
     await settle()
-    assert isinstance(rig.co.failure, CommitUnknownError)
+    assert isinstance(rig.coalescer.failure, CommitUnknownError)
 
 
 def test_syncs_and_flushes_keep_live_logs_inside_the_ring() -> None:
@@ -234,7 +234,7 @@ async def test_a_failed_background_sync_poisons(patch: pytest.MonkeyPatch) -> No
     rig.store.sync_error = OSError("EIO")
     await rig.put()
     await rig.pass_interval()
-    assert isinstance(rig.co.failure, CommitUnknownError)
+    assert isinstance(rig.coalescer.failure, CommitUnknownError)
     await rig.pass_interval()
     assert rig.store.syncs == 1, "a failed sync is never retried"
     assert rig.marks == []
@@ -250,7 +250,7 @@ async def test_a_sync_that_cannot_start_is_a_sync_that_failed(patch: pytest.Monk
     patch.setattr(rig.store, "start_sync", broken, raising=False)
     await rig.put()
     await rig.pass_interval()
-    assert not rig.co.takes_writes
+    assert not rig.coalescer.takes_writes
 
 
 @on_loop
@@ -260,7 +260,7 @@ async def test_poison_wakes_those_who_wait_for_a_sync(patch: pytest.MonkeyPatch)
     await rig.put()
     future = rig.syncer.commit_barrier(FIRST)
     assert future is not None
-    rig.co.fail(OSError("EIO"))
+    rig.coalescer.fail(OSError("EIO"))
     with pytest.raises(CommitUnknownError):
         await future
     rig.store.release()
@@ -274,7 +274,7 @@ async def test_a_full_disk_under_the_watermark_is_no_poison(patch: pytest.Monkey
     rig.mark_errors = [StorageFullError("full")]
     await rig.put()
     await rig.pass_interval()
-    assert rig.co.takes_writes
+    assert rig.coalescer.takes_writes
     assert rig.marks == []
     await rig.pass_interval()
     assert rig.marks == [FIRST]
@@ -286,7 +286,7 @@ async def test_any_other_failure_of_the_watermark_is(patch: pytest.MonkeyPatch) 
     rig.mark_errors = [OSError("EIO")]
     await rig.put()
     await rig.pass_interval()
-    assert not rig.co.takes_writes
+    assert not rig.coalescer.takes_writes
 
 
 @on_loop
@@ -317,4 +317,4 @@ async def test_finish_survives_a_failing_sync(patch: pytest.MonkeyPatch) -> None
     await settle()
     rig.store.release(OSError("EIO"))
     await closing
-    assert not rig.co.takes_writes
+    assert not rig.coalescer.takes_writes

@@ -23,13 +23,13 @@ def run(tmp_path, main, **options):
 def test_what_is_queued_inside_is_written_afterwards_in_order(tmp_path, durability):
     async def main(engine):
         mail = engine.queue("mail")
-        co = engine._core.shards[0].co
+        coalescer = engine._state.shards[0].coalescer
         await mail.enqueue(0)
-        with writes_paused(co):
-            before = co.applied_number
+        with writes_paused(coalescer):
+            before = coalescer.applied_number
             tasks = [asyncio.create_task(mail.enqueue(n)) for n in range(1, 5)]
             await settle(20)
-            assert co.applied_number == before
+            assert coalescer.applied_number == before
             assert not any(task.done() for task in tasks)
         await asyncio.gather(*tasks)
         assert [lease.payload for lease in await mail.claim(limit=9)] == [0, 1, 2, 3, 4]
@@ -42,11 +42,11 @@ def test_a_lone_caller_waits_too(tmp_path):
 
     async def main(engine):
         mail = engine.queue("mail")
-        co = engine._core.shards[0].co
+        coalescer = engine._state.shards[0].coalescer
         for n in range(50):
             await mail.enqueue(n)
-        assert co.inline_left > 0
-        with writes_paused(co):
+        assert coalescer.inline_left > 0
+        with writes_paused(coalescer):
             task = asyncio.create_task(mail.enqueue(b"x"))
             await settle(20)
             assert not task.done()
@@ -58,18 +58,18 @@ def test_a_lone_caller_waits_too(tmp_path):
 def test_a_hold_inside_a_hold_and_a_shard_that_fails(tmp_path):
     async def main(engine):
         mail = engine.queue("mail")
-        co = engine._core.shards[0].co
-        with writes_paused(co):
-            with writes_paused(co):
+        coalescer = engine._state.shards[0].coalescer
+        with writes_paused(coalescer):
+            with writes_paused(coalescer):
                 task = asyncio.create_task(mail.enqueue(1))
                 await settle(20)
             await settle(20)
             assert not task.done()
         await task
-        with writes_paused(co):
+        with writes_paused(coalescer):
             task = asyncio.create_task(mail.enqueue(2))
             await settle(20)
-            co.fail(RuntimeError("the disk"))
+            coalescer.fail(RuntimeError("the disk"))
         with pytest.raises(lodeq.StorageError):
             await task
 
@@ -79,7 +79,7 @@ def test_a_hold_inside_a_hold_and_a_shard_that_fails(tmp_path):
 def test_closing_waits_for_the_end_of_a_hold(tmp_path):
     async def main(engine):
         mail = engine.queue("mail")
-        with writes_paused(engine._core.shards[0].co):
+        with writes_paused(engine._state.shards[0].coalescer):
             task = asyncio.create_task(mail.enqueue(1))
             await settle(20)
             closing = asyncio.create_task(engine.close())

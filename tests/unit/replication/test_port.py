@@ -93,41 +93,41 @@ class Rig:
     store: FaultyStore
     spawner: ManualSpawner
     log: Script
-    co: ReplicatedCoalescer
+    coalescer: ReplicatedCoalescer
     seen: list[int]
     deposed: list[bool]
 
     async def lead(self, incarnation: int = 2) -> None:
         self.log.where = "here"
-        future = self.co.elect(incarnation)
+        future = self.coalescer.elect(incarnation)
         await settle()
         if self.log.proposals:
             self.log.commit()
         await future
-        self.co.serve()
+        self.coalescer.serve()
         self.store.batches.clear()
 
     async def lead_beside(self, incarnation: int) -> None:
         """Lead again while earlier proposals have no answer, and never were committed."""
-        future = self.co.elect(incarnation)
+        future = self.coalescer.elect(incarnation)
         await settle()
         number, ops, done = self.log.proposals.pop()
         self.log.index += 1
         done(Entry(0, 2, self.log.index, number, ops))
         await future
-        self.co.serve()
+        self.coalescer.serve()
 
     def put_late(self) -> Any:
         """What a caller is told who comes now."""
         try:
-            return self.co.begin()
+            return self.coalescer.begin()
         except NotLeaderError as error:
             return error
 
     def put(self, key: bytes) -> Any:
-        group = self.co.begin()
+        group = self.coalescer.begin()
         group.ops.append((key, b"v"))
-        return self.co.wait(group, key)
+        return self.coalescer.wait(group, key)
 
     @property
     def written(self) -> list[list[bytes]]:
@@ -147,7 +147,7 @@ def make(
     syncer = Syncer(
         store, spawner, first_number=first, interval_s=1.0, write_watermark=lambda number: None
     )
-    co = ReplicatedCoalescer(
+    coalescer = ReplicatedCoalescer(
         store,
         spawner,
         shard=0,
@@ -163,7 +163,7 @@ def make(
         on_entry=lambda entry: seen.append(entry.index),
         on_deposed=lambda: deposed.append(True),
     )
-    return Rig(store, spawner, log, co, seen, deposed)
+    return Rig(store, spawner, log, coalescer, seen, deposed)
 
 
 def entry(index: int, number: int, *ops: Op, term: int = 1, shard: int = 0) -> Entry:
@@ -184,25 +184,25 @@ async def outcome(future: Any) -> Any:
 async def test_a_follower_refuses_before_anything_changes() -> None:
     rig = make()
     with pytest.raises(NotLeaderError, match="elsewhere") as caught:
-        rig.co.begin()
+        rig.coalescer.begin()
     assert caught.value.leader == "elsewhere"
     await settle()
-    assert (rig.co.waiting, rig.store.batches, rig.log.proposals) == (0, [], [])
+    assert (rig.coalescer.waiting, rig.store.batches, rig.log.proposals) == (0, [], [])
     rig.log.where = None
     with pytest.raises(NotLeaderError, match="not known") as caught:
-        rig.co.begin()
+        rig.coalescer.begin()
     assert caught.value.leader is None
 
 
 @on_loop
 async def test_an_entry_is_applied_with_its_index_in_one_batch() -> None:
     rig = make()
-    rig.co.apply(entry(1, BASE + 1))
-    rig.co.apply(entry(2, BASE + 2, term=4))
+    rig.coalescer.apply(entry(1, BASE + 1))
+    rig.coalescer.apply(entry(2, BASE + 2, term=4))
     assert rig.written == [[b"k1"], [b"k2"]]
     assert rig.store.batches[1][-1] == (APPLIED, encode_applied(Applied(4, 2)))
-    assert (rig.co.applied, rig.co.applied_number) == (Applied(4, 2), BASE + 2)
-    assert (rig.seen, rig.co.waiting) == ([1, 2], 0)
+    assert (rig.coalescer.applied, rig.coalescer.applied_number) == (Applied(4, 2), BASE + 2)
+    assert (rig.seen, rig.coalescer.waiting) == ([1, 2], 0)
 
 
 @on_loop
@@ -210,7 +210,7 @@ async def test_replay_changes_nothing() -> None:
     rig = make()
     entries = [entry(n, BASE + n) for n in (1, 2, 3)]
     for one in [*entries, *entries, entries[0]]:
-        rig.co.apply(one)
+        rig.coalescer.apply(one)
     assert rig.written == [[b"k1"], [b"k2"], [b"k3"]]
 
 
@@ -229,10 +229,10 @@ def test_what_does_not_come_next_is_refused_and_changes_nothing(wrong: Entry, wh
     @on_loop
     async def main() -> None:
         rig = make()
-        rig.co.apply(entry(1, BASE + 1))
+        rig.coalescer.apply(entry(1, BASE + 1))
         with pytest.raises(InvariantError, match=why):
-            rig.co.apply(wrong)
-        rig.co.apply(entry(2, BASE + 2))
+            rig.coalescer.apply(wrong)
+        rig.coalescer.apply(entry(2, BASE + 2))
         assert rig.written == [[b"k1"], [b"k2"]]
 
     main()
@@ -241,28 +241,28 @@ def test_what_does_not_come_next_is_refused_and_changes_nothing(wrong: Entry, wh
 @on_loop
 async def test_the_position_survives_a_restart() -> None:
     rig = make()
-    rig.co.apply(entry(1, BASE + 1, term=5))
+    rig.coalescer.apply(entry(1, BASE + 1, term=5))
     again = make(store=rig.store, first=BASE + 2)
-    assert again.co.applied == Applied(5, 1)
-    again.co.apply(entry(1, BASE + 1, term=5))
-    again.co.apply(entry(2, 3 * BASE + 1, term=6))
-    assert again.co.applied == Applied(6, 2)
+    assert again.coalescer.applied == Applied(5, 1)
+    again.coalescer.apply(entry(1, BASE + 1, term=5))
+    again.coalescer.apply(entry(2, 3 * BASE + 1, term=6))
+    assert again.coalescer.applied == Applied(6, 2)
 
 
 @on_loop
 async def test_a_store_that_refuses_takes_the_entry_later_and_no_second_one() -> None:
     rig = make()
     rig.store.write_errors = [StorageFullError("full"), StoreStalledError("stalled")]
-    rig.co.apply(entry(1, BASE + 1))
-    assert (rig.written, rig.co.applied) == ([], Applied())
+    rig.coalescer.apply(entry(1, BASE + 1))
+    assert (rig.written, rig.coalescer.applied) == ([], Applied())
     with pytest.raises(StorageFullError):
-        rig.co.apply(entry(2, BASE + 2))
+        rig.coalescer.apply(entry(2, BASE + 2))
     rig.spawner.fire()
     with pytest.raises(StoreStalledError):
-        rig.co.apply(entry(2, BASE + 2))
+        rig.coalescer.apply(entry(2, BASE + 2))
     rig.spawner.fire()
-    rig.co.apply(entry(1, BASE + 1))
-    rig.co.apply(entry(2, BASE + 2))
+    rig.coalescer.apply(entry(1, BASE + 1))
+    rig.coalescer.apply(entry(2, BASE + 2))
     assert rig.written == [[b"k1"], [b"k2"]]
     assert rig.store.batches[0].count((APPLIED, encode_applied(Applied(1, 1)))) == 1
 
@@ -272,38 +272,40 @@ async def test_a_follower_whose_disk_fails_is_out() -> None:
     rig = make()
     rig.store.write_errors = [StorageError("broken")]
     with pytest.raises(StoragePoisonedError):
-        rig.co.apply(entry(1, BASE + 1))
+        rig.coalescer.apply(entry(1, BASE + 1))
     with pytest.raises(StoragePoisonedError):
-        rig.co.apply(entry(1, BASE + 1))
+        rig.coalescer.apply(entry(1, BASE + 1))
     with pytest.raises(NotLeaderError):  # another replica is to lead
-        rig.co.begin()
-    assert not rig.co.is_following
+        rig.coalescer.begin()
+    assert not rig.coalescer.is_following
 
 
 @on_loop
 async def test_a_follower_syncs_what_it_applies() -> None:
     rig = make(fsync=True)
-    rig.co.apply(entry(1, BASE + 1))
-    barrier = rig.co.commit_barrier()
+    rig.coalescer.apply(entry(1, BASE + 1))
+    barrier = rig.coalescer.commit_barrier()
     assert barrier is not None
     await barrier
-    assert rig.co.durable_number == BASE + 1
-    assert rig.co.waiting == 0
+    assert rig.coalescer.durable_number == BASE + 1
+    assert rig.coalescer.waiting == 0
 
 
 @on_loop
 async def test_many_entries_are_one_write_with_one_position() -> None:
     rig = make()
-    rig.co.apply_many([entry(n, BASE + n) for n in (1, 2, 3)])
+    rig.coalescer.apply_many([entry(n, BASE + n) for n in (1, 2, 3)])
     assert rig.written == [[b"k1", b"k2", b"k3"]]
     assert [op for op in rig.store.batches[0] if op[0] == APPLIED] == [
         (APPLIED, encode_applied(Applied(1, 3)))
     ]
-    assert (rig.co.applied, rig.co.applied_number) == (Applied(1, 3), BASE + 3)
-    assert (rig.seen, rig.co.waiting) == ([1, 2, 3], 0)
-    rig.co.apply_many([entry(n, BASE + n, term=2) for n in (2, 3, 4)])  # two are there already
+    assert (rig.coalescer.applied, rig.coalescer.applied_number) == (Applied(1, 3), BASE + 3)
+    assert (rig.seen, rig.coalescer.waiting) == ([1, 2, 3], 0)
+    rig.coalescer.apply_many(
+        [entry(n, BASE + n, term=2) for n in (2, 3, 4)]
+    )  # two are there already
     assert rig.written[1:] == [[b"k4"]]
-    rig.co.apply_many([])
+    rig.coalescer.apply_many([])
     assert (len(rig.written), rig.seen) == (2, [1, 2, 3, 4])
 
 
@@ -311,15 +313,15 @@ async def test_many_entries_are_one_write_with_one_position() -> None:
 async def test_of_many_entries_all_or_none_are_taken() -> None:
     rig = make()
     with pytest.raises(InvariantError, match="2 was the last one taken"):
-        rig.co.apply_many([entry(1, BASE + 1), entry(2, BASE + 2), entry(4, BASE + 4)])
-    assert (rig.written, rig.co.applied, rig.co.waiting) == ([], Applied(), 0)
+        rig.coalescer.apply_many([entry(1, BASE + 1), entry(2, BASE + 2), entry(4, BASE + 4)])
+    assert (rig.written, rig.coalescer.applied, rig.coalescer.waiting) == ([], Applied(), 0)
     rig.store.write_errors = [StorageFullError("full")]
-    rig.co.apply_many([entry(1, BASE + 1), entry(2, BASE + 2)])
-    assert (rig.written, rig.co.applied) == ([], Applied())
+    rig.coalescer.apply_many([entry(1, BASE + 1), entry(2, BASE + 2)])
+    assert (rig.written, rig.coalescer.applied) == ([], Applied())
     with pytest.raises(StorageFullError):
-        rig.co.apply_many([entry(3, BASE + 3)])
+        rig.coalescer.apply_many([entry(3, BASE + 3)])
     rig.spawner.fire()
-    assert (rig.written, rig.co.applied) == ([[b"k1", b"k2"]], Applied(1, 2))
+    assert (rig.written, rig.coalescer.applied) == ([[b"k1", b"k2"]], Applied(1, 2))
 
 
 @on_loop
@@ -329,10 +331,10 @@ async def test_many_entries_answer_whoever_had_proposed_one_of_them() -> None:
     futures = [rig.put(b"a")]
     await settle()
     number, ops, _ = rig.log.proposals[0]
-    rig.co.depose()
-    rig.co.apply_many([Entry(0, 1, 2, number, ops), entry(3, 3 * BASE + 1, term=2)])
+    rig.coalescer.depose()
+    rig.coalescer.apply_many([Entry(0, 1, 2, number, ops), entry(3, 3 * BASE + 1, term=2)])
     assert await asyncio.gather(*futures) == [b"a"]
-    assert (rig.written, rig.co.waiting, rig.seen) == ([[b"a", b"k3"]], 0, [2, 3])
+    assert (rig.written, rig.coalescer.waiting, rig.seen) == ([[b"a", b"k3"]], 0, [2, 3])
 
 
 # -- what is durable -------------------------------------------------------------------
@@ -342,29 +344,29 @@ async def test_many_entries_answer_whoever_had_proposed_one_of_them() -> None:
 async def test_an_entry_is_durable_once_a_sync_has_covered_it() -> None:
     rig = make()
     rig.store.is_held = True
-    rig.co.apply(entry(1, BASE + 1))
-    rig.co.apply_many([entry(2, BASE + 2), entry(3, BASE + 3)])
-    assert (rig.co.applied.index, rig.co.durable) == (3, 0)
-    synced = rig.co.commit_barrier(is_durable=True)
+    rig.coalescer.apply(entry(1, BASE + 1))
+    rig.coalescer.apply_many([entry(2, BASE + 2), entry(3, BASE + 3)])
+    assert (rig.coalescer.applied.index, rig.coalescer.durable) == (3, 0)
+    synced = rig.coalescer.commit_barrier(is_durable=True)
     assert synced is not None
-    rig.co.apply(entry(4, BASE + 4))  # after the sync has begun
+    rig.coalescer.apply(entry(4, BASE + 4))  # after the sync has begun
     rig.store.release()
     await synced
-    assert (rig.co.applied.index, rig.co.durable) == (4, 3)
+    assert (rig.coalescer.applied.index, rig.coalescer.durable) == (4, 3)
     again = make(store=rig.store, first=BASE + 5)  # an open syncs what it finds
-    assert again.co.durable == 4
+    assert again.coalescer.durable == 4
 
 
 @on_loop
 async def test_a_failed_sync_makes_nothing_durable() -> None:
     rig = make()
     rig.store.is_held = True
-    rig.co.apply(entry(1, BASE + 1))
-    synced = rig.co.commit_barrier(is_durable=True)
+    rig.coalescer.apply(entry(1, BASE + 1))
+    synced = rig.coalescer.commit_barrier(is_durable=True)
     assert synced is not None
     rig.store.release(StorageError("broken"))
     assert isinstance(await outcome(synced), StorageError)
-    assert rig.co.durable == 0
+    assert rig.coalescer.durable == 0
 
 
 @on_loop
@@ -374,8 +376,8 @@ async def test_a_leader_knows_as_well_what_is_durable_and_keeps_no_list_of_it() 
     rig.log.is_instant = True
     for n in range(300):
         await rig.put(b"k%d" % n)
-    assert rig.co.durable == rig.co.applied.index == 301
-    assert not rig.co._unsynced_entries
+    assert rig.coalescer.durable == rig.coalescer.applied.index == 301
+    assert not rig.coalescer._unsynced_entries
 
 
 # -- leading ---------------------------------------------------------------------------
@@ -385,9 +387,9 @@ async def test_a_leader_knows_as_well_what_is_durable_and_keeps_no_list_of_it() 
 async def test_nobody_is_served_before_memory_is_built() -> None:
     rig = make()
     rig.log.where = "here"
-    elected = rig.co.elect(2)
+    elected = rig.coalescer.elect(2)
     with pytest.raises(NotLeaderError):
-        rig.co.begin()
+        rig.coalescer.begin()
     await settle()
     ((number, ops, _),) = rig.log.proposals
     assert number == 2 * BASE + 1
@@ -396,11 +398,11 @@ async def test_nobody_is_served_before_memory_is_built() -> None:
     await elected
     assert decode_open(rig.store.get(OPEN) or b"") == 2
     with pytest.raises(NotLeaderError):
-        rig.co.begin()
-    with rig.co.loading():
-        rig.co.begin()
-    rig.co.serve()
-    rig.co.begin()
+        rig.coalescer.begin()
+    with rig.coalescer.loading():
+        rig.coalescer.begin()
+    rig.coalescer.serve()
+    rig.coalescer.begin()
     await settle()
     assert len(rig.log.proposals) == 2
 
@@ -413,14 +415,18 @@ async def test_every_submission_is_proposed_in_order_and_written_when_committed(
     await settle()
     assert [number & 0xFF for number, _, _ in rig.log.proposals] == [2, 3, 4]
     assert APPLIED not in [key for _, ops, _ in rig.log.proposals for key, _ in ops]
-    assert (rig.store.batches, rig.store.get(b"k0"), rig.co.overlay.get(b"k0")) == ([], None, b"v")
+    assert (rig.store.batches, rig.store.get(b"k0"), rig.coalescer.overlay.get(b"k0")) == (
+        [],
+        None,
+        b"v",
+    )
     assert not any(future.done() for future in futures)
     rig.log.commit(2)
     assert [future.done() for future in futures] == [True, True, False]
     rig.log.commit()
     assert rig.written == [[b"k0"], [b"k1"], [b"k2"]]
     assert decode_applied(rig.store.get(APPLIED) or b"").index == 4
-    assert (await asyncio.gather(*futures), rig.co.waiting) == ([b"k0", b"k1", b"k2"], 0)
+    assert (await asyncio.gather(*futures), rig.coalescer.waiting) == ([b"k0", b"k1", b"k2"], 0)
 
 
 @on_loop
@@ -430,7 +436,7 @@ async def test_a_log_that_commits_inside_the_call() -> None:
     await rig.lead()
     assert await asyncio.gather(*(rig.put(b"k%d" % n) for n in range(300)))
     assert rig.written == [[b"k%d" % n] for n in range(300)]
-    assert not rig.co.commit_now(rig.co.begin())
+    assert not rig.coalescer.commit_now(rig.coalescer.begin())
 
 
 @on_loop
@@ -481,14 +487,14 @@ async def test_what_comes_while_a_proposal_is_out_shares_the_next_one() -> None:
         futures.append(rig.put(key))
         await settle()
     assert keys(rig) == [[b"a", b"b"]]  # however many ticks later
-    assert rig.co.overlay.get(b"d") == b"v"
+    assert rig.coalescer.overlay.get(b"d") == b"v"
     rig.log.commit()
     await settle()
     assert keys(rig) == [[b"c", b"d", b"e"]]
     rig.log.commit()
     assert await asyncio.gather(*futures) == [b"a", b"b", b"c", b"d", b"e"]
     assert rig.written == [[b"a", b"b"], [b"c", b"d", b"e"]]
-    assert (rig.co.waiting, rig.co.stats.submissions) == (0, 6)
+    assert (rig.coalescer.waiting, rig.coalescer.stats.submissions) == (0, 6)
 
 
 @on_loop
@@ -534,7 +540,7 @@ async def test_bytes_fill_a_group_of_the_log_as_well() -> None:
     rig.put(b"a")
     await settle()
     for n in range(5):
-        rig.co.begin(GROUP_BYTES_MAX // 2).ops.append((b"%d" % n, b"v"))
+        rig.coalescer.begin(GROUP_BYTES_MAX // 2).ops.append((b"%d" % n, b"v"))
     await settle()
     assert keys(rig) == [[b"a"], [b"0", b"1"], [b"2", b"3"]]
 
@@ -547,10 +553,10 @@ async def test_a_group_that_is_sealed_early_is_not_forgotten() -> None:
     await settle()
     rig.put(b"b")
     await settle()
-    rig.co.seal_full()  # it is not
+    rig.coalescer.seal_full()  # it is not
     await settle()
     assert keys(rig) == [[b"a"]]
-    rig.co.seal_full(always=True)
+    rig.coalescer.seal_full(always=True)
     await settle()
     assert keys(rig) == [[b"a"], [b"b"]]
 
@@ -559,7 +565,7 @@ async def test_a_group_that_is_sealed_early_is_not_forgotten() -> None:
 async def test_counters_are_those_of_the_moment_the_merged_group_is_sealed() -> None:
     rig = make(batch_max=64)
     await rig.lead()
-    seqs = rig.co._seq_source
+    seqs = rig.coalescer._seq_source
     rig.put(b"a")
     await settle()
     rig.put(b"b")
@@ -584,11 +590,11 @@ async def test_everybody_in_a_merged_group_gets_the_same_true_answer() -> None:
             rig.log.refuse(NotLeaderError("no", leader="there"))
             kind: type[Exception] = NotLeaderError
         else:
-            rig.co.depose()
+            rig.coalescer.depose()
             kind = CommitUnknownError
         assert [type(await outcome(future)) for future in out] == [kind] * 2
         assert [type(await outcome(future)) for future in late] == [NotLeaderError] * 2
-        assert (rig.co.waiting, rig.log.proposals[1:], rig.deposed) == (0, [], [True])
+        assert (rig.coalescer.waiting, rig.log.proposals[1:], rig.deposed) == (0, [], [True])
 
 
 @on_loop
@@ -615,7 +621,7 @@ async def test_close_has_what_waits_behind_a_proposal_committed() -> None:
     first = rig.put(b"a")
     await settle()
     late = rig.put(b"b")
-    drained = asyncio.ensure_future(rig.co.drain())
+    drained = asyncio.ensure_future(rig.coalescer.drain())
     await settle()
     rig.log.commit()
     await settle()
@@ -636,7 +642,7 @@ async def test_what_was_never_proposed_was_never_written() -> None:
     error = await outcome(future)
     assert isinstance(error, NotLeaderError)
     assert error.leader == "there"
-    assert (rig.log.proposals, rig.deposed, rig.co.waiting) == ([], [True], 0)
+    assert (rig.log.proposals, rig.deposed, rig.coalescer.waiting) == ([], [True], 0)
 
 
 @on_loop
@@ -647,11 +653,11 @@ async def test_what_the_log_has_is_unknown_and_told_at_once() -> None:
     await settle()
     late = rig.put(b"b")
     rig.log.where = "there"
-    rig.co.depose()
+    rig.coalescer.depose()
     assert isinstance(await outcome(late), NotLeaderError)
     assert isinstance(await outcome(proposed), CommitUnknownError)
-    assert rig.co.overlay.get(b"a") is None
-    rig.co.depose()
+    assert rig.coalescer.overlay.get(b"a") is None
+    rig.coalescer.depose()
     assert rig.deposed == [True]
 
 
@@ -666,7 +672,7 @@ async def test_a_refused_burst_is_refused_not_unknown() -> None:
     rig.log.refuse(TimeoutError())
     kinds = [type(await outcome(future)) for future in futures]
     assert kinds == [NotLeaderError, NotLeaderError, CommitUnknownError]
-    assert (rig.deposed, rig.written, rig.co.waiting) == ([True], [], 0)
+    assert (rig.deposed, rig.written, rig.coalescer.waiting) == ([True], [], 0)
 
 
 @on_loop
@@ -675,10 +681,10 @@ async def test_a_commit_that_is_known_before_the_answer_counts() -> None:
     await rig.lead()
     future = rig.put(b"k")
     await settle()
-    rig.co.depose()
+    rig.coalescer.depose()
     rig.log.commit()
     assert await future == b"k"
-    assert (rig.written, rig.seen, rig.co.waiting) == ([[b"k"]], [2], 0)
+    assert (rig.written, rig.seen, rig.coalescer.waiting) == ([[b"k"]], [2], 0)
 
 
 @on_loop
@@ -687,10 +693,10 @@ async def test_a_commit_that_is_known_after_the_answer_is_applied() -> None:
     await rig.lead()
     future = rig.put(b"k")
     await settle()
-    rig.co.depose()
+    rig.coalescer.depose()
     assert isinstance(await outcome(future), CommitUnknownError)
     rig.log.commit()
-    assert (rig.written, rig.seen, rig.co.waiting) == ([[b"k"]], [2], 0)
+    assert (rig.written, rig.seen, rig.coalescer.waiting) == ([[b"k"]], [2], 0)
 
 
 @on_loop
@@ -700,7 +706,7 @@ async def test_a_layer_that_knows_soon_is_waited_for() -> None:
     await rig.lead()
     futures = [rig.put(b"%d" % n) for n in range(8)]
     await settle()
-    rig.co.depose()
+    rig.coalescer.depose()
     late = rig.put_late()
     await settle()
     assert not any(future.done() for future in futures)
@@ -716,7 +722,7 @@ async def test_a_layer_that_knows_soon_is_waited_for() -> None:
     for timer in [timer for timer in rig.spawner.timers if timer.delay_s == 2.5]:
         timer.fire()
     assert [type(await outcome(future)) for future in futures[6:]] == [CommitUnknownError] * 2
-    assert (rig.co.waiting, rig.written) == (0, [[b"0", b"1"]])
+    assert (rig.coalescer.waiting, rig.written) == (0, [[b"0", b"1"]])
 
 
 @on_loop
@@ -726,11 +732,11 @@ async def test_what_two_terms_left_unanswered_is_waited_for_in_its_own_time() ->
     await rig.lead()
     first = rig.put(b"a")
     await settle()
-    rig.co.depose()
+    rig.coalescer.depose()
     await rig.lead_beside(3)
     second = rig.put(b"b")
     await settle()
-    rig.co.depose()
+    rig.coalescer.depose()
     timers = [timer for timer in rig.spawner.timers if timer.delay_s == 1.5]
     timers[0].fire()
     assert isinstance(await outcome(first), CommitUnknownError)
@@ -738,7 +744,7 @@ async def test_what_two_terms_left_unanswered_is_waited_for_in_its_own_time() ->
     assert not second.done()
     timers[-1].fire()
     assert isinstance(await outcome(second), CommitUnknownError)
-    assert rig.co.waiting == 0
+    assert rig.coalescer.waiting == 0
 
 
 @on_loop
@@ -749,8 +755,8 @@ async def test_close_waits_for_definite_answers_no_longer_than_they_may_take() -
         await rig.lead()
         future = rig.put(b"k")
         await settle()
-        rig.co.depose()
-        drained = asyncio.ensure_future(rig.co.drain())
+        rig.coalescer.depose()
+        drained = asyncio.ensure_future(rig.coalescer.drain())
         await settle()
         assert not drained.done()
         if is_answered:
@@ -760,7 +766,7 @@ async def test_close_waits_for_definite_answers_no_longer_than_they_may_take() -
         await drained
         assert rig.written == ([[b"k"]] if is_answered else [])
         assert (await outcome(future) == b"k") == is_answered
-        assert rig.co.durable_number == rig.co.applied_number
+        assert rig.coalescer.durable_number == rig.coalescer.applied_number
 
 
 @on_loop
@@ -769,22 +775,22 @@ async def test_an_entry_of_another_leader_deposes_this_one() -> None:
     await rig.lead()
     future = rig.put(b"mine")
     await settle()
-    rig.co.apply(entry(2, 3 * BASE + 1, term=2))
+    rig.coalescer.apply(entry(2, 3 * BASE + 1, term=2))
     assert isinstance(await outcome(future), CommitUnknownError)
-    assert (rig.written, rig.co.is_following) == ([[b"k2"]], True)
+    assert (rig.written, rig.coalescer.is_following) == ([[b"k2"]], True)
 
 
 @on_loop
 async def test_entries_of_earlier_terms_go_before_the_first_of_this_one() -> None:
     rig = make()
     rig.log.where = "here"
-    elected = rig.co.elect(2)
+    elected = rig.coalescer.elect(2)
     await settle()
-    rig.co.apply(entry(1, BASE + 1))
+    rig.coalescer.apply(entry(1, BASE + 1))
     rig.log.index = 1
     rig.log.commit()
     await elected
-    assert (rig.co.applied.index, rig.co.applied_number) == (2, 2 * BASE + 1)
+    assert (rig.coalescer.applied.index, rig.coalescer.applied_number) == (2, 2 * BASE + 1)
 
 
 @on_loop
@@ -793,7 +799,7 @@ async def test_a_proposal_that_raises_is_answered() -> None:
     await rig.lead()
     rig.log.error = RuntimeError("no such group")
     assert isinstance(await outcome(rig.put(b"k")), CommitUnknownError)
-    assert rig.co.is_following
+    assert rig.coalescer.is_following
 
 
 @on_loop
@@ -805,7 +811,7 @@ async def test_answers_out_of_order_poison_the_shard() -> None:
     number, ops, done = rig.log.proposals[1]
     done(Entry(0, 1, 2, number, ops))
     assert [type(await outcome(f)) for f in futures] == [CommitUnknownError] * 2
-    assert isinstance(rig.co.failure, CommitUnknownError)
+    assert isinstance(rig.coalescer.failure, CommitUnknownError)
     rig.log.commit()
     assert rig.written == []
 
@@ -836,19 +842,19 @@ async def test_a_leader_whose_disk_fails_tells_everybody() -> None:
     assert [type(await outcome(f)) for f in futures] == [CommitUnknownError] * 2
     assert isinstance(await outcome(late), StorageError)
     with pytest.raises(StoragePoisonedError):
-        rig.co.begin()
-    assert rig.co.waiting == 0
+        rig.coalescer.begin()
+    assert rig.coalescer.waiting == 0
 
 
 @on_loop
 async def test_callers_in_line_for_room_are_not_forgotten() -> None:
     rig = make()
     await rig.lead()
-    rig.co.submit_queue_max = 1
+    rig.coalescer.submit_queue_max = 1
     future = rig.put(b"k")
-    line = asyncio.ensure_future(rig.co.wait_in_line())
+    line = asyncio.ensure_future(rig.coalescer.wait_in_line())
     await settle()
-    rig.co.depose()
+    rig.coalescer.depose()
     await line
     assert isinstance(await outcome(future), CommitUnknownError)
 
@@ -861,17 +867,17 @@ async def test_close_waits_for_the_log() -> None:
     rig = make()
     await rig.lead()
     future = rig.put(b"k")
-    drained = asyncio.ensure_future(rig.co.drain())
+    drained = asyncio.ensure_future(rig.coalescer.drain())
     await settle()
     assert not drained.done()
     rig.log.commit()
     await drained
     assert await future == b"k"
-    assert rig.co.durable_number == rig.co.applied_number
+    assert rig.coalescer.durable_number == rig.coalescer.applied_number
     with pytest.raises(ClosedError):
-        rig.co.begin()
+        rig.coalescer.begin()
     with pytest.raises(ClosedError):
-        rig.co.apply(entry(3, 2 * BASE + 3))
+        rig.coalescer.apply(entry(3, 2 * BASE + 3))
 
 
 @on_loop
@@ -879,7 +885,7 @@ async def test_close_does_not_wait_for_ever() -> None:
     rig = make()
     await rig.lead()
     future = rig.put(b"k")
-    drained = asyncio.ensure_future(rig.co.drain())
+    drained = asyncio.ensure_future(rig.coalescer.drain())
     await settle()
     rig.spawner.fire()
     await drained
@@ -891,10 +897,10 @@ async def test_close_does_not_wait_for_ever() -> None:
 @on_loop
 async def test_a_follower_closes_durable() -> None:
     rig = make()
-    rig.co.apply(entry(1, BASE + 1))
-    await rig.co.drain()
-    assert rig.co.durable_number == BASE + 1
-    assert isinstance(rig.co.failure, ClosedError)
+    rig.coalescer.apply(entry(1, BASE + 1))
+    await rig.coalescer.drain()
+    assert rig.coalescer.durable_number == BASE + 1
+    assert isinstance(rig.coalescer.failure, ClosedError)
     assert rig.spawner.armed == []
 
 
@@ -919,7 +925,7 @@ async def test_a_layer_that_fails_in_a_retry_leaves_nobody_waiting() -> None:
     rig.spawner.fire()
     assert await outcome(first) == b"a"
     assert isinstance(await outcome(late), StorageError)
-    assert isinstance(rig.co.failure, CommitUnknownError)
+    assert isinstance(rig.coalescer.failure, CommitUnknownError)
 
 
 @on_loop
@@ -930,18 +936,18 @@ async def test_what_is_committed_goes_before_what_a_new_leader_queues() -> None:
     await settle()
     rig.store.write_errors = [StoreStalledError("stalled")] * 3
     rig.log.commit()
-    rig.co.depose()
+    rig.coalescer.depose()
     rig.log.commit()  # both are committed, and the store takes neither
     rig.log.where = "here"
-    again = rig.co.elect(3)
+    again = rig.coalescer.elect(3)
     assert [number for number, _, _ in rig.log.proposals] == []
-    rig.co.depose()
+    rig.coalescer.depose()
     assert isinstance(await outcome(again), NotLeaderError)
-    assert rig.co.overlay.get(OPEN) == rig.store.get(OPEN)
+    assert rig.coalescer.overlay.get(OPEN) == rig.store.get(OPEN)
     for _ in range(3):
         rig.spawner.fire()
     assert [await outcome(future) for future in futures] == [b"a", b"b"]
-    assert (rig.written, rig.co.waiting) == ([[b"a"], [b"b"]], 0)
+    assert (rig.written, rig.coalescer.waiting) == ([[b"a"], [b"b"]], 0)
     await rig.lead(4)
     last = rig.put(b"c")
     await settle()
@@ -975,11 +981,11 @@ async def test_what_was_written_before_the_store_refused_again_is_synced() -> No
 async def test_a_caller_that_comes_while_leadership_ends_is_not_left_in_line() -> None:
     rig = make()
     await rig.lead()
-    rig.co.submit_queue_max = 1
+    rig.coalescer.submit_queue_max = 1
     future = rig.put(b"k")
     await settle()
-    line = asyncio.ensure_future(rig.co.wait_in_line())
-    rig.co.depose()  # before it has had its first turn
+    line = asyncio.ensure_future(rig.coalescer.wait_in_line())
+    rig.coalescer.depose()  # before it has had its first turn
     assert isinstance(await outcome(future), CommitUnknownError)
     await line
 
@@ -993,11 +999,11 @@ async def test_closing_over_a_store_that_refuses_tells_what_the_log_has() -> Non
     await settle()
     rig.log.commit()
     late = rig.put(b"late")
-    drained = asyncio.ensure_future(rig.co.drain())
+    drained = asyncio.ensure_future(rig.coalescer.drain())
     while not drained.done():
         await settle()
         for timer in [t for t in rig.spawner.timers if t.delay_s < 1]:
             timer.fire()
     assert isinstance(await outcome(future), CommitUnknownError)
     assert isinstance(await outcome(late), ClosedError | CommitUnknownError)
-    assert rig.co.waiting == 0
+    assert rig.coalescer.waiting == 0

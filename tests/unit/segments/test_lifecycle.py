@@ -8,8 +8,8 @@ from lodeq.engine.records.events import (
     NACKED,
     encode_event_row,
     encode_start_row,
-    lane_tag,
     pack_run,
+    tenant_queue_tag,
 )
 from lodeq.engine.runtime.task_id import TaskId
 from lodeq.errors import RecordCorruptError
@@ -17,7 +17,7 @@ from lodeq.segments.formats.journal import LogRecord
 from lodeq.segments.lifecycle import Event, EventKind, Reader, RolledBack, events
 
 A, B = bytes(range(16)), bytes(range(16, 32))
-TAG = lane_tag(b"mail", b"acme")
+TAG = tenant_queue_tag(b"mail", b"acme")
 
 
 def commit(number: int, incarnation: int = 1, shard: int = 0) -> bytes:
@@ -34,7 +34,7 @@ def start(incarnation: int, last: int, *missing: tuple[int, int], shard: int = 0
 def test_a_run_is_an_event_of_each_id() -> None:
     runs = [
         pack_run(CLAIMED, 7, 2, 99, TAG, b"w1", [A, B]),
-        pack_run(NACKED, 5, 3, 100, lane_tag(b"q", b""), "spät".encode(), [B]),
+        pack_run(NACKED, 5, 3, 100, tenant_queue_tag(b"q", b""), "spät".encode(), [B]),
     ]
     raw = encode_event_row(3, 2 << 40 | 17, runs)
     first, second = TaskId(A), TaskId(B)
@@ -97,6 +97,6 @@ def test_what_is_no_record_is_refused(raw: bytes) -> None:
 
 @pytest.mark.parametrize(("queue", "text"), [(b"\xff", b""), (b"q", b"\xff")])
 def test_a_name_or_text_that_is_none_is_refused(queue: bytes, text: bytes) -> None:
-    run = pack_run(NACKED, 5, 0, 99, lane_tag(queue, b""), text, [A])
+    run = pack_run(NACKED, 5, 0, 99, tenant_queue_tag(queue, b""), text, [A])
     with pytest.raises(RecordCorruptError):
         events(encode_event_row(0, 1, [run]))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lodeq.engine.bulk.ids import IdTable, merged_ids, write_ids
-from lodeq.engine.records.keyspace import bucket_prefix, delayed_key, ready_key
+from lodeq.engine.records.keyspace import delayed_key, ready_key, shard_queue_prefix
 from lodeq.engine.runtime.ids import IdSource, SeededRng, shard_of
 from lodeq.errors import CorruptionError, DuplicateTaskError, UsageError
 
@@ -15,7 +15,7 @@ IDS = IdSource(SeededRng(5))
 
 
 def key_of(task_id, n=0):
-    prefix = bucket_prefix(b"q%d" % (n % 3), b"t" * (n % 2))
+    prefix = shard_queue_prefix(b"q%d" % (n % 3), b"t" * (n % 2))
     if n % 4:
         return ready_key(prefix, n % 10, n, task_id)
     return delayed_key(prefix, n + 1, n << 8, task_id)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lodeq.engine.bulk.manifest import (
-    BucketRows,
     FileMark,
     Manifest,
+    ShardQueueRows,
     check_conflict,
     check_job,
     decode_manifest,
@@ -23,11 +23,11 @@ FILES = (
     FileMark(0, "t", "a-0-t0000.sst", 100, "0" * 32, 3, b"t/a", b"t/c"),
     FileMark(1, "keys", "a-1-keys", 64, "f" * 32, 1, b"\xff" * 16, b"\xff" * 16),
 )
-BUCKETS = (
-    BucketRows(0, "mail", "", ((5, 2, 17), (9, 1, 3)), 0, 0),
-    BucketRows(1, "mail", "acme", (), 4, 99),
+SHARD_QUEUES = (
+    ShardQueueRows(0, "mail", "", ((5, 2, 17), (9, 1, 3)), 0, 0),
+    ShardQueueRows(1, "mail", "acme", (), 4, 99),
 )
-MANIFEST = Manifest("job-1", bytes(range(16)), 2, "skip", 5, 17, FILES, BUCKETS, ((0, 7),))
+MANIFEST = Manifest("job-1", bytes(range(16)), 2, "skip", 5, 17, FILES, SHARD_QUEUES, ((0, 7),))
 
 
 def changed(**fields):
@@ -46,7 +46,7 @@ def test_it_comes_back_with_its_digest():
     assert len(back.digest) == 16
     assert back.digest != decode_manifest(encode_manifest(MANIFEST._replace(job="k")), "m").digest
     assert (back.tasks, back.size_bytes) == (7, 164)
-    assert back.of_shard(1) == ([FILES[1]], [BUCKETS[1]])
+    assert back.of_shard(1) == ([FILES[1]], [SHARD_QUEUES[1]])
 
 
 @given(st.data())

@@ -17,9 +17,9 @@ from lodeq.engine.records.events import (
     encode_event_row,
     encode_run,
     encode_start_row,
-    lane_tag,
     pack_one,
     pack_run,
+    tenant_queue_tag,
 )
 from lodeq.engine.records.frame import seal
 from lodeq.errors import RecordCorruptError
@@ -58,7 +58,7 @@ def test_begins_come_back(shard: int, commit_seq: int) -> None:
 
 
 def test_one_event_is_a_run_of_one() -> None:
-    tag = lane_tag(b"mail", b"acme")
+    tag = tenant_queue_tag(b"mail", b"acme")
     one = pack_one(events.CLAIMED, 7, 2, 1, 2, 99, ID) + tag + b"w1"
     assert one == pack_run(events.CLAIMED, 7, 2, 99, tag, b"w1", [ID])
 
@@ -72,13 +72,13 @@ def test_the_plain_numbers_are_those_of_the_kinds() -> None:
 @pytest.mark.parametrize(
     "runs",
     [
-        [pack_run(0, 5, 0, 1, lane_tag(b"q", b""), b"", [ID])],
-        [pack_run(12, 5, 0, 1, lane_tag(b"q", b""), b"", [ID])],
-        [pack_run(1, 10, 0, 1, lane_tag(b"q", b""), b"", [ID])],
-        [pack_run(1, 5, 0, 1, lane_tag(b"q", b""), b"", [])],
-        [pack_run(1, 5, 0, 1, lane_tag(b"q" * 65, b""), b"", [ID])],
-        [pack_run(1, 5, 0, 1, lane_tag(b"q", b""), b"abc", [ID])[:-1]],
-        [pack_run(1, 5, 0, 1, lane_tag(b"q", b""), b"", [ID])[:30]],
+        [pack_run(0, 5, 0, 1, tenant_queue_tag(b"q", b""), b"", [ID])],
+        [pack_run(12, 5, 0, 1, tenant_queue_tag(b"q", b""), b"", [ID])],
+        [pack_run(1, 10, 0, 1, tenant_queue_tag(b"q", b""), b"", [ID])],
+        [pack_run(1, 5, 0, 1, tenant_queue_tag(b"q", b""), b"", [])],
+        [pack_run(1, 5, 0, 1, tenant_queue_tag(b"q" * 65, b""), b"", [ID])],
+        [pack_run(1, 5, 0, 1, tenant_queue_tag(b"q", b""), b"abc", [ID])[:-1]],
+        [pack_run(1, 5, 0, 1, tenant_queue_tag(b"q", b""), b"", [ID])[:30]],
         [b"\1"],
     ],
 )

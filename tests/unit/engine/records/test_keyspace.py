@@ -28,7 +28,7 @@ few = st.sampled_from([b"a", b"a-b", b"a.", b"a0", b"b"])  # neighbours, so that
 def index_keys(draw: st.DrawFn) -> tuple[bytes, ks.IndexKey]:
     """A ready, delayed or dead key, and what it should decode to."""
     queue, tenant, task_id = draw(names), draw(tenants), draw(ids)
-    prefix = ks.bucket_prefix(queue, tenant)
+    prefix = ks.shard_queue_prefix(queue, tenant)
     at, seq, priority = draw(u64), draw(u64), draw(priorities)
     kind = draw(st.sampled_from([ks.READY, ks.DELAYED, ks.DEAD]))
     if kind == ks.READY:
@@ -52,7 +52,7 @@ def test_ready_keys_sort_by_queue_tenant_priority_seq(
     tasks: list[tuple[bytes, bytes, int, int, bytes]],
 ) -> None:
     keys = [
-        (ks.ready_key(ks.bucket_prefix(q, t), p, seq, i), (q, t, 9 - p, seq, i))
+        (ks.ready_key(ks.shard_queue_prefix(q, t), p, seq, i), (q, t, 9 - p, seq, i))
         for q, t, p, seq, i in tasks
     ]
     assert sorted(keys) == sorted(keys, key=itemgetter(1))
@@ -60,7 +60,7 @@ def test_ready_keys_sort_by_queue_tenant_priority_seq(
 
 @given(st.lists(st.tuples(u64, u64, ids), min_size=2, max_size=8))
 def test_delayed_keys_sort_by_due_time(tasks: list[tuple[int, int, bytes]]) -> None:
-    prefix = ks.bucket_prefix(b"mail", b"")
+    prefix = ks.shard_queue_prefix(b"mail", b"")
     assert sorted(ks.delayed_key(prefix, *task) for task in tasks) == [
         ks.delayed_key(prefix, *task) for task in sorted(tasks)
     ]
@@ -68,7 +68,7 @@ def test_delayed_keys_sort_by_due_time(tasks: list[tuple[int, int, bytes]]) -> N
 
 @given(st.lists(st.tuples(u64, ids), min_size=2, max_size=8))
 def test_dead_keys_sort_by_time_of_death(tasks: list[tuple[int, bytes]]) -> None:
-    prefix = ks.bucket_prefix(b"mail", b"")
+    prefix = ks.shard_queue_prefix(b"mail", b"")
     assert sorted(ks.dead_key(prefix, *task) for task in tasks) == [
         ks.dead_key(prefix, *task) for task in sorted(tasks)
     ]
@@ -104,8 +104,8 @@ def test_ring_keys_wrap_after_65536(number: int) -> None:
 
 
 @given(names, tenants, names, tenants)
-def test_no_bucket_lies_inside_another(q1: bytes, t1: bytes, q2: bytes, t2: bytes) -> None:
-    one, other = ks.bucket_prefix(q1, t1), ks.bucket_prefix(q2, t2)
+def test_no_shard_queue_lies_inside_another(q1: bytes, t1: bytes, q2: bytes, t2: bytes) -> None:
+    one, other = ks.shard_queue_prefix(q1, t1), ks.shard_queue_prefix(q2, t2)
     assert one == other or not (one.startswith(other) or other.startswith(one))
 
 
@@ -121,9 +121,9 @@ def test_no_bucket_lies_inside_another(q1: bytes, t1: bytes, q2: bytes, t2: byte
 def test_names_that_look_alike_share_nothing(
     one: tuple[bytes, bytes], other: tuple[bytes, bytes]
 ) -> None:
-    assert not ks.bucket_prefix(*one).startswith(ks.bucket_prefix(*other))
-    assert not ks.bucket_prefix(*other).startswith(ks.bucket_prefix(*one))
-    assert ks.bucket_hash(SECRET, *one) != ks.bucket_hash(SECRET, *other)
+    assert not ks.shard_queue_prefix(*one).startswith(ks.shard_queue_prefix(*other))
+    assert not ks.shard_queue_prefix(*other).startswith(ks.shard_queue_prefix(*one))
+    assert ks.shard_queue_hash(SECRET, *one) != ks.shard_queue_hash(SECRET, *other)
     assert ks.counters_key(*one) != ks.counters_key(*other)
 
 
@@ -137,7 +137,7 @@ def test_prefix_end_is_above_all_that_starts_so(prefix: bytes, rest: bytes) -> N
 def test_ready_prefixes_bound_one_priority(
     queue: bytes, tenant: bytes, priority: int, seq: int, task_id: bytes
 ) -> None:
-    prefix = ks.bucket_prefix(queue, tenant)
+    prefix = ks.shard_queue_prefix(queue, tenant)
     start = ks.ready_prefix(prefix, priority)
     assert start < ks.ready_key(prefix, priority, seq, task_id) < ks.prefix_end(start)
     if priority:
@@ -239,7 +239,7 @@ def test_near_misses_are_refused(key: bytes) -> None:
 
 
 def test_keys_have_not_changed() -> None:
-    prefix = ks.bucket_prefix(b"mail", b"acme")
+    prefix = ks.shard_queue_prefix(b"mail", b"acme")
     assert {
         "ready": ks.ready_key(prefix, 7, 0x0102030405060708, ID).hex(),
         "delayed": ks.delayed_key(prefix, 0x11, 0x22, ID).hex(),
@@ -249,7 +249,7 @@ def test_keys_have_not_changed() -> None:
         "ring": ks.ring_key(1 << 40 | 0x1234).hex(),
         "ghost": ks.ghost_hash(SECRET, b"mail\0\0welcome:42").hex(),
         "old ghost": ks.old_ghost_hash(b"mail\0\0welcome:42").hex(),
-        "bucket": ks.bucket_hash(SECRET, b"mail", b"acme").hex(),
+        "bucket": ks.shard_queue_hash(SECRET, b"mail", b"acme").hex(),
         "fingerprint": ks.secret_fingerprint(SECRET).hex(),
     } == {
         "ready": "712f6d61696c0061636d650072020102030405060708000102030405060708090a0b0c0d0e0f",

@@ -48,7 +48,7 @@ def test_a_census_counts_what_the_counter_rows_say():
 
 def test_a_census_looks_into_events():
     census, ids = Census(), [bytes(16), bytes(15) + b"1"]
-    run = events.pack_run(events.CLAIMED, 5, 1, 99, events.lane_tag(b"q", b""), b"", ids)
+    run = events.pack_run(events.CLAIMED, 5, 1, 99, events.tenant_queue_tag(b"q", b""), b"", ids)
     row, start = events.encode_event_row(0, 7, [run]), events.encode_start_row(0, 1 << 40, 3, [])
     assert census.add(ks.events_key(7), row) == ids
     assert census.add(ks.events_key(1 << 40), start) == []

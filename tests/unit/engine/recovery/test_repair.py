@@ -163,7 +163,7 @@ def test_a_dead_result_does_not_end_a_task(store, life):
 
 def test_an_index_row_in_another_queue_goes(store, life):
     task = life.enqueue()
-    other = ks.ready_key(ks.bucket_prefix(b"other", b""), 5, life.tick(), task.id)
+    other = ks.ready_key(ks.shard_queue_prefix(b"other", b""), 5, life.tick(), task.id)
     store.write([(task.key, None), (other, life.row(task))])
     report = mend(store)
     assert (report.doubles, report.requeued) == (1, 1)

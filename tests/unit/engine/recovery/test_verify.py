@@ -165,7 +165,7 @@ def test_two_index_rows(store, life):
 
 def test_an_index_row_in_another_queue(store, life):
     task = life.enqueue()
-    other = ks.ready_key(ks.bucket_prefix(b"other", b""), 5, life.tick(), task.id)
+    other = ks.ready_key(ks.shard_queue_prefix(b"other", b""), 5, life.tick(), task.id)
     store.write([(task.key, None), (other, life.row(task))])
     assert "misplaced" in kinds(store)
 

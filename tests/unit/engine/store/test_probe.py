@@ -5,7 +5,7 @@ import pytest
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.store.probe import PROBES_MAX, halfway, key_behind, readable_from, span_bits
 
-LONG = ks.ready_key(ks.bucket_prefix(b"q" * 64, b"t" * 64), 5, 1 << 50, bytes(range(16)))
+LONG = ks.ready_key(ks.shard_queue_prefix(b"q" * 64, b"t" * 64), 5, 1 << 50, bytes(range(16)))
 
 
 @pytest.mark.parametrize("key", [b"", b"\0", b"t/", b"t/" + bytes(16), LONG, b"x" * 300])

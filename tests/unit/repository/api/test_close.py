@@ -173,12 +173,12 @@ def test_a_store_that_goes_on_refusing_writes_does_not_hold_up_closing(monkeypat
         with monkeypatch.context() as patch:
             patch.setattr(MemoryStore, "write", refuse)
             patch.setattr("lodeq.coalescer.commit_loop.CLOSE_STALLED_S_MAX", 0.02)
-            co = engine._core.shards[0].co
+            coalescer = engine._state.shards[0].coalescer
             if reaping:
-                while co.refused_write is None:  # by the promotion
+                while coalescer.refused_write is None:  # by the promotion
                     await checkpoint()
             call = asyncio.create_task(queue.enqueue(b"y"))
-            while co.refused_write is None:
+            while coalescer.refused_write is None:
                 await checkpoint()
             await checkpoint()
             await asyncio.wait_for(engine.close(), 10)

@@ -100,8 +100,8 @@ def test_limits_of_the_line_are_checked_in_memory_too(options):
 
 
 def test_a_store_that_cannot_be_loaded_leaves_no_task(monkeypatch):
-    def broken(core, shard):
-        core.spawner.call_later(1000, lambda: None)  # as the syncer of what open has written
+    def broken(state, shard):
+        state.spawner.call_later(1000, lambda: None)  # as the syncer of what open has written
         raise lodeq.RecoveryRefusedError("a delayed row")
 
     async def main():

@@ -165,7 +165,7 @@ async def test_a_waiting_claim_is_woken_by_another_thread(engine, in_thread):
             found.append(await in_thread(wait))
 
         group.start_soon(waiter)
-        await until(lambda: engine._core.waiters.by_lane)
+        await until(lambda: engine._state.waiters.by_tenant_queue)
         await in_thread(lambda sync: sync.queue("mail").enqueue(b"x"))
     assert found == [b"x"]
 
@@ -214,9 +214,11 @@ async def test_closing_ends_the_calls_that_wait(engine, in_thread):
         group.start_soon(in_thread, wait, lambda sync: sync.queue("mail").claim(wait=60))
         group.start_soon(in_thread, wait, lambda sync: sync.result(receipt.id, wait=60))
         group.start_soon(in_thread, wait, lambda sync: list(sync.queue("mail").leases(wait=60)))
-        core = engine._core
+        state = engine._state
         await until(
-            lambda: core.result_waiters and sum(map(len, core.waiters.by_lane.values())) == 2
+            lambda: (
+                state.result_waiters and sum(map(len, state.waiters.by_tenant_queue.values())) == 2
+            )
         )
         await engine.close()
     assert len(found) == 3
@@ -238,7 +240,7 @@ async def test_a_thread_may_close_the_engine(engine, in_thread):
 
 async def test_an_interrupted_wait_is_cancelled_on_the_loop(engine, in_thread, monkeypatch):
     real = threading.Event.wait
-    core = engine._core
+    state = engine._state
 
     def interrupted(self, timeout=None):
         if threading.current_thread() is thread:
@@ -255,9 +257,9 @@ async def test_an_interrupted_wait_is_cancelled_on_the_loop(engine, in_thread, m
     thread = threading.Thread(target=use)
     monkeypatch.setattr(threading.Event, "wait", interrupted)
     thread.start()
-    await until(lambda: core.waiters.by_lane)
+    await until(lambda: state.waiters.by_tenant_queue)
     go_on.set()
-    await until(lambda: not core.waiters.by_lane)
+    await until(lambda: not state.waiters.by_tenant_queue)
     monkeypatch.undo()
     await anyio.to_thread.run_sync(thread.join)
     assert (await engine.stats()).leased == 0
@@ -280,8 +282,8 @@ async def test_leases_that_came_too_late_go_back(engine, in_thread, monkeypatch)
     thread = threading.Thread(target=use)
     monkeypatch.setattr(threading.Event, "wait", interrupted)
     thread.start()
-    await until(lambda: engine._core.totals.claimed)
-    await until(lambda: not engine._core.leases)
+    await until(lambda: engine._state.totals.claimed)
+    await until(lambda: not engine._state.leases)
     monkeypatch.undo()
     await anyio.to_thread.run_sync(thread.join)
     assert (await engine.queue("mail").claim_one()).attempt == 1
@@ -305,7 +307,7 @@ def abandoned(call):
     async def main():
         kept.append(await lodeq.testing.open())
         thread.start()
-        await until(lambda: kept[0]._core.waiters.by_lane)
+        await until(lambda: kept[0]._state.waiters.by_tenant_queue)
 
     thread = threading.Thread(target=use)
     asyncio.run(main())

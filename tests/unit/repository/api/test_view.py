@@ -82,7 +82,7 @@ async def test_shards_and_their_failures() -> None:
         ]
         assert sum(one.stats.commits for one in view.shards()) > 0
         assert view.refusing_shards() == 0
-        engine._core.shards[1].co.fail(OSError("the disk is gone"))
+        engine._state.shards[1].coalescer.fail(OSError("the disk is gone"))
         assert [one.is_poisoned for one in view.shards()] == [False, True]
         assert view.refusing_shards() == 1
 

@@ -18,7 +18,7 @@ async def test_a_loop_that_is_held_longer_than_a_lease_is_logged_once(caplog) ->
     clock = StillClock()
     async with in_memory(clock) as engine:
         queue = engine.queue("mail", lease=30.0)
-        keeper = LeaseKeepalive(engine._core, look_s=1.0)
+        keeper = LeaseKeepalive(engine._state, look_s=1.0)
         await queue.enqueue(b"")
         (lease,) = await queue.claim()
         keeper.hold([lease])
@@ -43,7 +43,7 @@ async def test_a_loop_that_is_held_longer_than_a_lease_is_logged_once(caplog) ->
 async def test_a_short_lease_beside_a_long_one_is_no_held_loop(caplog) -> None:
     clock = StillClock()
     async with in_memory(clock) as engine:
-        keeper = LeaseKeepalive(engine._core)
+        keeper = LeaseKeepalive(engine._state)
         leases = []
         for lease_s in (30.0, 0.5):
             queue = engine.queue(f"mail-{lease_s}", lease=lease_s)
@@ -72,7 +72,7 @@ async def test_a_blocked_loop_reaps_nothing_that_is_held(lease_s: float, blocked
         clock = StillClock()
         async with in_memory(clock) as engine:
             queue = engine.queue("mail", lease=lease_s)
-            keeper = LeaseKeepalive(engine._core)
+            keeper = LeaseKeepalive(engine._state)
             await queue.enqueue(b"")
             (lease,) = await queue.claim()
             keeper.hold([lease])
@@ -92,7 +92,7 @@ async def test_what_is_dropped_or_not_held_is_reaped() -> None:
     clock = StillClock()
     async with in_memory(clock) as engine:
         queue = engine.queue("mail", lease=10)
-        keeper = LeaseKeepalive(engine._core)
+        keeper = LeaseKeepalive(engine._state)
         for _ in range(3):
             await queue.enqueue(b"")
         held, dropped, other = await queue.claim(limit=3)
@@ -105,7 +105,7 @@ async def test_what_is_dropped_or_not_held_is_reaped() -> None:
         for _ in range(12):
             await clock.advance(1)
         assert not held.is_live
-        assert engine._core.keepalives == {}
+        assert engine._state.keepalives == {}
 
 
 @on_loop
@@ -114,7 +114,7 @@ async def test_it_tells_of_a_lease_that_was_lost() -> None:
     async with in_memory(clock) as engine:
         queue = engine.queue("mail", lease=30)
         lost = []
-        keeper = LeaseKeepalive(engine._core, on_lost=lost.append, look_s=1)
+        keeper = LeaseKeepalive(engine._state, on_lost=lost.append, look_s=1)
         receipt = await queue.enqueue(b"")
         (lease,) = await queue.claim()
         keeper.hold([lease])
@@ -122,4 +122,4 @@ async def test_it_tells_of_a_lease_that_was_lost() -> None:
         assert lost == []
         await clock.advance(1)
         assert lost == [lease]
-        assert engine._core.keepalives == {}
+        assert engine._state.keepalives == {}

@@ -27,7 +27,7 @@ async def test_all_of_one_queue_in_the_order_of_claims(shards: int) -> None:
         await lease.bury("no")
         (worked,) = await mail.claim(lease=1000, exported=True)
         found = [
-            one for one in scan_tasks(engine._core, b"mail", b"") if isinstance(one, ExportedTask)
+            one for one in scan_tasks(engine._state, b"mail", b"") if isinstance(one, ExportedTask)
         ]
         claimed = [lease.payload for lease in await mail.claim(limit=1000, lease=1000)]
         assert [one.payload for one in found if one.state == "ready"] == claimed
@@ -39,10 +39,10 @@ async def test_all_of_one_queue_in_the_order_of_claims(shards: int) -> None:
         assert (found[0].task_id, found[0].attempts) == (worked.task_id, 1)
         assert found[-1].reason == b"no"
         assert (
-            list(scan_tasks(engine._core, b"mail", b"", dead=False))[-1].payload
+            list(scan_tasks(engine._state, b"mail", b"", dead=False))[-1].payload
             == b"\x81\xa5later\x01"
         )  # type: ignore[union-attr]
-        assert list(scan_tasks(engine._core, b"none", b"")) == []
+        assert list(scan_tasks(engine._state, b"none", b"")) == []
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ async def test_bodies_and_compressed_payloads_come_whole(tmp_path: Path) -> None
         for body in bodies:
             await engine.queue("mail").enqueue(body)
         found = [
-            one for one in scan_tasks(engine._core, b"mail", b"") if isinstance(one, ExportedTask)
+            one for one in scan_tasks(engine._state, b"mail", b"") if isinstance(one, ExportedTask)
         ]
         assert [one.payload for one in found] == bodies
 
@@ -63,11 +63,11 @@ async def test_a_damaged_task_is_told_and_the_others_come() -> None:
     async with open_testing(clock=ManualClock(), seed=1) as engine:
         mail = engine.queue("mail")
         ids = [(await mail.enqueue(b"%d" % n)).id for n in range(3)]
-        shard = engine._core.shards[0]
-        group = shard.co.begin()
+        shard = engine._state.shards[0]
+        group = shard.coalescer.begin()
         group.ops.append((TASK + ids[1], b"damaged"))
         group.ops.append((TASK + ids[2], None))
-        await shard.co.wait(group)
-        found = list(scan_tasks(engine._core, b"mail", b""))
+        await shard.coalescer.wait(group)
+        found = list(scan_tasks(engine._state, b"mail", b""))
         assert [type(one) for one in found] == [ExportedTask, UnreadableTask, UnreadableTask]
         assert [one.task_id for one in found] == ids

@@ -24,10 +24,10 @@ def past(payload: bytes, **told: object) -> ImportedTask:
 
 
 async def take(engine: Engine, *tasks: ImportedTask) -> list[bool]:
-    core, shared = engine._core, TaskTemplate(b"mail", b"")
-    now_us = core.clock.wall_us()
+    state, shared = engine._state, TaskTemplate(b"mail", b"")
+    now_us = state.clock.wall_us()
     return await enqueue_imported(
-        core, [(task, encode_imported(core, shared, task, now_us)) for task in tasks]
+        state, [(task, encode_imported(state, shared, task, now_us)) for task in tasks]
     )
 
 
@@ -192,7 +192,7 @@ async def test_a_large_payload_goes_to_a_body_file_whatever_its_task_has_behind_
     ]
     async with lodeq.open(tmp_path / "s") as engine:
         assert await take(engine, *tasks) == [True] * 3
-        assert len(engine._core.shards[0].store.scan(BODY, BODY_END, 9)) == 3
+        assert len(engine._state.shards[0].store.scan(BODY, BODY_END, 9)) == 3
     async with lodeq.open(tmp_path / "s") as engine:
         await sound(engine)
         leases = await engine.queue("mail").claim(limit=9)

@@ -73,15 +73,15 @@ def test_what_a_pending_group_deletes_at_the_scan_point_is_not_the_end(
     first, file_count = expiry_key(1000, 1), 5
 
     async def purge(engine: lodeq.Engine) -> lodeq.PurgeReport:
-        shard = engine._core.shards[0]
+        shard = engine._state.shards[0]
         needless = [(first + bytes([n]), encode_expiry([])) for n in range(file_count)]
-        group = shard.co.begin()
+        group = shard.coalescer.begin()
         group.ops += needless
-        await shard.co.wait(group)
+        await shard.coalescer.wait(group)
         shard.expiry_head = EXPIRY
-        with writes_paused(shard.co):
-            shard.co.begin().ops.extend((key, None) for key, _ in needless)
-            shard.co.seal_full(always=True)
+        with writes_paused(shard.coalescer):
+            shard.coalescer.begin().ops.extend((key, None) for key, _ in needless)
+            shard.coalescer.seal_full(always=True)
             purging = asyncio.create_task(engine.purge_archived(plan))
             async with asyncio.timeout(10):
                 while len(engine_results(engine)) == 70:

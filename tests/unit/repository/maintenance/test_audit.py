@@ -123,7 +123,9 @@ def stray_attempts(rows: Rows) -> None:
 def duplicate_ready(rows: Rows) -> None:
     key, value, task_id = rows.task(ks.READY)
     at = ks.decode_index_key(key)
-    again = ks.ready_key(ks.bucket_prefix(at.queue, at.tenant), at.priority, at.seq + 1, task_id)
+    again = ks.ready_key(
+        ks.shard_queue_prefix(at.queue, at.tenant), at.priority, at.seq + 1, task_id
+    )
     rows.put((again, value))
 
 

@@ -37,7 +37,7 @@ NOW_MS = NOW_US // 1000
 NOW = datetime.fromtimestamp(NOW_MS / 1000, UTC)
 
 
-def core(**limits: Any) -> Any:
+def state(**limits: Any) -> Any:
     """As much of an engine as an item needs."""
     return SimpleNamespace(
         limits=Limits(**limits),
@@ -55,7 +55,7 @@ def defaults(**options: Any) -> TaskTemplate:
 
 
 def make(payload: Any = b"x", **options: Any) -> EncodedTask:
-    return encoded_task(core(), defaults(), NewTask(payload, **options), NOW_US)
+    return encoded_task(state(), defaults(), NewTask(payload, **options), NOW_US)
 
 
 def record(item: EncodedTask) -> TaskRecord:
@@ -73,8 +73,8 @@ def record(item: EncodedTask) -> TaskRecord:
 @pytest.mark.parametrize("payload", [b"", b"x" * 100, {"to": "a"}, "text", None])
 def test_the_short_way_makes_the_same_item(payload: Any) -> None:
     shared = defaults()
-    short = simple_item(core(), shared, payload)
-    long = encoded_task(core(), shared, NewTask(payload), NOW_US)
+    short = simple_item(state(), shared, payload)
+    long = encoded_task(state(), shared, NewTask(payload), NOW_US)
     for name in EncodedTask.__slots__:
         assert getattr(short, name) == getattr(long, name), name
     assert record(short) == record(long)
@@ -82,7 +82,7 @@ def test_the_short_way_makes_the_same_item(payload: Any) -> None:
 
 @pytest.mark.parametrize("payload", [b"x" * 100, {"to": "a" * 50}, "text" * 20])
 def test_the_short_way_makes_the_same_item_of_a_large_payload(payload: Any) -> None:
-    shared, engine = defaults(), core()
+    shared, engine = defaults(), state()
     engine.body_bytes_min = 20
     short = simple_item(engine, shared, payload)
     long = encoded_task(engine, shared, NewTask(payload), NOW_US)
@@ -116,7 +116,7 @@ def test_a_queues_defaults_are_frozen_into_the_record() -> None:
     shared = defaults(
         max_attempts=3, retention=1.5, dead_retention=timedelta(days=1), backoff=Backoff("fixed", 2)
     )
-    policy = decode_policy(record(simple_item(core(), shared, b"x")).policy)
+    policy = decode_policy(record(simple_item(state(), shared, b"x")).policy)
     assert policy[:2] == (3, 0)
     assert policy.backoff_base_ms == 2000
     assert (policy.retention_ms, policy.dead_retention_ms) == (1500, 86_400_000)
@@ -187,7 +187,7 @@ def test_sizes_are_bounded() -> None:
         ({"headers_bytes_max": 3}, NewTask(b"", headers={"a": "b"})),
     ):
         with pytest.raises(PayloadTooLargeError):
-            encoded_task(core(**limits), defaults(), task, NOW_US)
+            encoded_task(state(**limits), defaults(), task, NOW_US)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_defaults_are_checked(options: dict[str, Any]) -> None:
 
 
 def test_packed_parts_do_not_pile_up() -> None:
-    shared, engine = defaults(), core()
+    shared, engine = defaults(), state()
     for size in range(3000):
         simple_item(engine, shared, bytes(size))
     assert len(shared.plain) <= 1024

@@ -7,7 +7,7 @@ import pytest
 from support_loop import on_loop, settle
 
 from lodeq import Engine, NewTask, UsageError
-from lodeq.repository.background.reaper import forget_idle_lanes
+from lodeq.repository.background.reaper import forget_idle_tenant_queues
 from lodeq.repository.state.caches import claim_sets
 from lodeq.repository.state.caches.claim_sets import ClaimSets
 from lodeq.repository.state.queue_state import ShardQueue
@@ -16,7 +16,7 @@ from lodeq.testing import open as open_testing
 
 
 def kept(engine: Engine) -> ClaimSets:
-    return engine._core.claim_sets
+    return engine._state.claim_sets
 
 
 @on_loop
@@ -87,8 +87,8 @@ async def test_a_poll_over_a_kept_set_is_filed_once() -> None:
             await settle()
         one = asyncio.ensure_future(engine.queue("q7").claim(wait=60))
         await settle()
-        waiters = engine._core.waiters
-        assert list(waiters.by_lane) == [(b"q7", b"")]
+        waiters = engine._state.waiters
+        assert list(waiters.by_tenant_queue) == [(b"q7", b"")]
         assert len(waiters.by_number) == 3
         await engine.enqueue_many([NewTask(n, queue="q7") for n in range(2)])
         await engine.queue("q9").enqueue(2)
@@ -107,7 +107,7 @@ async def test_polls_over_sets_end_with_the_engine() -> None:
         await settle()
     (error,) = await asyncio.gather(waiting, return_exceptions=True)
     assert "closed" in str(error)
-    assert not engine._core.waiters.by_number
+    assert not engine._state.waiters.by_number
 
 
 @on_loop
@@ -129,7 +129,7 @@ async def test_a_notice_is_given_once() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_history")
 @on_loop
-async def test_a_lane_that_is_dropped_is_not_held() -> None:
+async def test_a_tenant_queue_that_is_dropped_is_not_held() -> None:
     async with open_testing(clock=ManualClock()) as engine:
         names = ["a", "b", "gone"]
         for _ in range(2):
@@ -140,11 +140,11 @@ async def test_a_lane_that_is_dropped_is_not_held() -> None:
         (other,) = await engine.queue("gone").claim()
         await other.complete(keep=False)
         del lease, other
-        for _ in forget_idle_lanes(engine._core):
+        for _ in forget_idle_tenant_queues(engine._state):
             pass
-        assert b"gone" not in engine._core.topics
+        assert b"gone" not in engine._state.queue_states
         gc.collect()
-        held = {b.lane.queue for b in gc.get_objects() if isinstance(b, ShardQueue)}
+        held = {b.tenant_queue.queue for b in gc.get_objects() if isinstance(b, ShardQueue)}
         assert b"gone" not in held
         assert [lease.payload for lease in await engine.claim(names, limit=9)] == ["b"]
 

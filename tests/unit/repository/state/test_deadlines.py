@@ -188,28 +188,28 @@ def test_the_heap_is_compacted_and_loses_no_lease_that_lives(
 # -- stored times ----------------------------------------------------------------------
 
 
-def bucket() -> Any:
+def shard_queue() -> Any:
     return SimpleNamespace(delayed=1, next_due_ms=NEVER_MS)
 
 
 def test_due_buckets_come_in_order_and_only_for_their_latest_note(rig: Rig) -> None:
-    one, other = bucket(), bucket()
+    one, other = shard_queue(), shard_queue()
     rig.deadlines.note_due(one, 300)
     rig.deadlines.note_due(other, 200)
     rig.deadlines.note_due(one, 100)
     assert rig.deadlines.plan()[1] == 100
-    assert rig.deadlines.due_bucket(50) is None
-    assert rig.deadlines.due_bucket(1000) is one
+    assert rig.deadlines.due_shard_queue(50) is None
+    assert rig.deadlines.due_shard_queue(1000) is one
     one.next_due_ms = NEVER_MS
-    assert rig.deadlines.due_bucket(1000) is other
-    assert rig.deadlines.due_bucket(1000) is None
+    assert rig.deadlines.due_shard_queue(1000) is other
+    assert rig.deadlines.due_shard_queue(1000) is None
 
 
-def test_a_bucket_that_lost_its_delayed_tasks_is_not_due(rig: Rig) -> None:
-    one = bucket()
+def test_a_shard_queue_that_lost_its_delayed_tasks_is_not_due(rig: Rig) -> None:
+    one = shard_queue()
     rig.deadlines.note_due(one, 100)
     one.delayed = 0
-    assert rig.deadlines.due_bucket(1000) is None
+    assert rig.deadlines.due_shard_queue(1000) is None
     assert rig.deadlines.plan() == (float("inf"), NEVER_MS)
 
 
@@ -217,14 +217,14 @@ def test_the_plan_is_the_earliest_of_all(rig: Rig) -> None:
     rig.grant(0, 30)
     rig.shards[1].next_expiry_ms = 50
     rig.deadlines.note_expiry()
-    rig.deadlines.note_due(bucket(), 70)
+    rig.deadlines.note_due(shard_queue(), 70)
     assert rig.deadlines.plan() == (30, 50)
 
 
 def test_lag_is_that_of_the_latest(rig: Rig) -> None:
     assert rig.deadlines.lag_s(0, 0) == 0
     rig.grant(0, 10)
-    rig.deadlines.note_due(bucket(), 5000)
+    rig.deadlines.note_due(shard_queue(), 5000)
     rig.deadlines.plan()
     assert rig.deadlines.lag_s(9, 4000) == 0
     assert rig.deadlines.lag_s(12, 4000) == 2

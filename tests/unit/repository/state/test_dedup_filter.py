@@ -129,7 +129,7 @@ async def test_an_engine_and_its_store_agree_over_lives_loads_and_reshards(
                     stage.add([lodeq.NewTask(b"z", dedup_key=one) for one in some], queue="mail")
                     assert stage.publish()
                     await engine.ingest()
-                for shard in engine._core.shards:
+                for shard in engine._state.shards:
                     completed += shard.dedup_filter.is_complete
                     held = shard.overlay.scan(GHOST, GHOST_END, 10_000)[0]
                     assert all(shard.dedup_filter.may_hold(k[len(GHOST) :]) for k, _ in held)

@@ -1,4 +1,4 @@
-"""What is counted of each lane: the same whichever way a call goes."""
+"""What is counted of each tenant queue: the same whichever way a call goes."""
 
 import anyio
 import pytest
@@ -22,7 +22,7 @@ async def engine(clock):
 
 
 def flow(engine, queue="mail", tenant=""):
-    found = engine._core.find_lane(queue.encode(), tenant.encode()).flow
+    found = engine._state.find_tenant_queue(queue.encode(), tenant.encode()).flow
     return (
         found.enqueued,
         found.claimed,

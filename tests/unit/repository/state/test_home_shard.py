@@ -30,11 +30,11 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-async def core() -> AsyncIterator[EngineState]:
+async def state() -> AsyncIterator[EngineState]:
     async with open_in_memory(
         clock=ManualClock(), rng=SeededRng(7), shards=8, reaper=False
     ) as engine:
-        yield engine._core
+        yield engine._state
 
 
 def enqueue(home: HomeShard, tasks: int) -> int:
@@ -55,9 +55,9 @@ def sizes(most: int, total: int = MILLION) -> Iterator[int]:
         yield size
 
 
-def claim(core: EngineState, index: int, tasks: int) -> None:
+def claim(state: EngineState, index: int, tasks: int) -> None:
     """Leases of tasks on that shard, as far as the home can see them."""
-    core.shards[index].next_epoch += tasks
+    state.shards[index].next_epoch += tasks
 
 
 @pytest.mark.slow
@@ -65,67 +65,67 @@ def claim(core: EngineState, index: int, tasks: int) -> None:
     ("most", "is_claimed"), [(1, False), (64, False), (64, True), (1024, True)]
 )
 async def test_no_shard_has_more_than_a_twentieth_above_the_mean(
-    core: EngineState, most: int, is_claimed: bool
+    state: EngineState, most: int, is_claimed: bool
 ) -> None:
     took: Counter[int] = Counter()
     total = MILLION if most > 1 else MILLION // 10  # a turn each
     for size in sizes(most, total):
-        index = enqueue(core.home, size)
+        index = enqueue(state.home, size)
         took[index] += size
         if is_claimed:
-            claim(core, index, size)
+            claim(state, index, size)
     assert len(took) == 8
     assert max(took.values()) <= 1.05 * total / 8
 
 
-async def test_a_backlog_that_is_claimed_elsewhere_tips_nothing(core: EngineState) -> None:
+async def test_a_backlog_that_is_claimed_elsewhere_tips_nothing(state: EngineState) -> None:
     """The home follows claims, but claims that stay on one shard do not keep it there."""
     took: Counter[int] = Counter()
     for size in sizes(256):
-        took[enqueue(core.home, size)] += size
-        claim(core, 3, size)
+        took[enqueue(state.home, size)] += size
+        claim(state, 3, size)
     assert max(took.values()) <= 1.05 * MILLION / 8
 
 
-async def test_a_stalled_shard_is_passed_over_and_catches_up_bounded(core: EngineState) -> None:
+async def test_a_stalled_shard_is_passed_over_and_catches_up_bounded(state: EngineState) -> None:
     took: Counter[int] = Counter()
     done, back = 0, Counter[int]()
-    co = core.shards[5].co
+    coalescer = state.shards[5].coalescer
     for size in sizes(1024):
-        if done < MILLION // 4 and co.status == SERVING:
-            co.enter(STALLED)
-        elif done >= MILLION // 4 and co.status == STALLED:
+        if done < MILLION // 4 and coalescer.status == SERVING:
+            coalescer.enter(STALLED)
+        elif done >= MILLION // 4 and coalescer.status == STALLED:
             assert took[5] == 0
-            co.enter(SERVING)
-        index = enqueue(core.home, size)
+            coalescer.enter(SERVING)
+        index = enqueue(state.home, size)
         took[index] += size
         done += size
-        claim(core, index, size)
+        claim(state, index, size)
         if MILLION // 4 <= done < MILLION // 4 + 40 * QUOTA:
             back[index] += size
     assert back[5] <= 0.6 * back.total()  # it gets every second quota, not all the work
     assert max(took.values()) <= 1.05 * MILLION / 8
 
 
-async def test_what_a_shard_has_missed_is_forgiven_beyond_a_bound(core: EngineState) -> None:
-    co = core.shards[5].co
-    co.enter(STALLED)
+async def test_what_a_shard_has_missed_is_forgiven_beyond_a_bound(state: EngineState) -> None:
+    coalescer = state.shards[5].coalescer
+    coalescer.enter(STALLED)
     for _ in range(8 * BEHIND_MAX // 512):
-        enqueue(core.home, 512)
-    co.enter(SERVING)
+        enqueue(state.home, 512)
+    coalescer.enter(SERVING)
     before: Counter[int] = Counter()
     for _ in range(8 * BEHIND_MAX // 512):
-        before[enqueue(core.home, 512)] += 512
+        before[enqueue(state.home, 512)] += 512
     mean = before.total() / 8
     assert before[5] - mean <= BEHIND_MAX
     after: Counter[int] = Counter()
     for _ in range(8 * 64):
-        after[enqueue(core.home, 512)] += 512
+        after[enqueue(state.home, 512)] += 512
     assert max(after.values()) - min(after.values()) <= 512  # it is no longer preferred
 
 
-async def test_a_turn_has_one_shard_and_the_next_another(core: EngineState) -> None:
-    home, seen = core.home, []
+async def test_a_turn_has_one_shard_and_the_next_another(state: EngineState) -> None:
+    home, seen = state.home, []
     for _ in range(64):
         seen.append(enqueue(home, 1))
         assert {home.current().index for _ in range(20) if home.current()} == {seen[-1]}
@@ -133,32 +133,32 @@ async def test_a_turn_has_one_shard_and_the_next_another(core: EngineState) -> N
     assert set(Counter(seen).values()) == {8}
 
 
-async def test_the_home_stays_where_tasks_are_claimed_for_a_quota(core: EngineState) -> None:
-    first = enqueue(core.home, 64)
+async def test_the_home_stays_where_tasks_are_claimed_for_a_quota(state: EngineState) -> None:
+    first = enqueue(state.home, 64)
     turns = 1
-    claim(core, first, 64)
-    while enqueue(core.home, 64) == first:
-        claim(core, first, 64)
+    claim(state, first, 64)
+    while enqueue(state.home, 64) == first:
+        claim(state, first, 64)
         turns += 1
     assert turns == QUOTA // 64
 
 
-async def test_the_home_follows_the_claims(core: EngineState) -> None:
-    first = enqueue(core.home, 10)
+async def test_the_home_follows_the_claims(state: EngineState) -> None:
+    first = enqueue(state.home, 10)
     other = (first + 3) % 8
-    claim(core, other, 10)
-    assert enqueue(core.home, 10) == other
+    claim(state, other, 10)
+    assert enqueue(state.home, 10) == other
 
 
-async def test_a_shard_without_capacity_is_left_within_the_turn(core: EngineState) -> None:
-    home = core.home
+async def test_a_shard_without_capacity_is_left_within_the_turn(state: EngineState) -> None:
+    home = state.home
     first = enqueue(home, 1)
-    core.shards[first].co.waiting = 1024
+    state.shards[first].coalescer.waiting = 1024
     following = home.current()
     assert following is not None
     assert following.index != first
-    for shard in core.shards:
-        shard.co.waiting = 1024
+    for shard in state.shards:
+        shard.coalescer.waiting = 1024
     lines = Counter[int]()
     for _ in range(16 * QUOTA):  # nobody has capacity: the lines are of one length
         shard = home.current()
@@ -166,25 +166,25 @@ async def test_a_shard_without_capacity_is_left_within_the_turn(core: EngineStat
         home.stayed += 1
         lines[shard.index] += 1
     assert max(lines.values()) - min(lines.values()) <= QUOTA
-    for shard in core.shards:
-        shard.co.waiting = 0
+    for shard in state.shards:
+        shard.coalescer.waiting = 0
 
 
-async def test_only_a_store_without_a_shard_that_takes_writes_refuses(core: EngineState) -> None:
-    for shard in core.shards[1:]:
-        shard.co.enter(STALLED)
-    assert enqueue(core.home, 1) == 0
-    core.shards[0].co.enter(STALLED)
-    assert enqueue(core.home, 1) in range(8)
+async def test_only_a_store_without_a_shard_that_takes_writes_refuses(state: EngineState) -> None:
+    for shard in state.shards[1:]:
+        shard.coalescer.enter(STALLED)
+    assert enqueue(state.home, 1) == 0
+    state.shards[0].coalescer.enter(STALLED)
+    assert enqueue(state.home, 1) in range(8)
     error = StoragePoisonedError("gone")
-    for shard in core.shards:
-        shard.co.enter(FAILED, error)
-    core.home.is_chosen = False
-    assert core.home.current() is None
+    for shard in state.shards:
+        shard.coalescer.enter(FAILED, error)
+    state.home.is_chosen = False
+    assert state.home.current() is None
     with pytest.raises(StoragePoisonedError):
-        core.healthy_slot()
+        state.healthy_slot()
     with pytest.raises(StoragePoisonedError):
-        core.healthy_id(1)
+        state.healthy_id(1)
 
 
 # -- slots -----------------------------------------------------------------------------

@@ -67,8 +67,8 @@ async def test_a_poll_times_out_empty_and_leaves_nothing_behind() -> None:
         await settle()
         clock.advance(61)
         assert await waiting == []
-        assert not engine._core.waiters.by_lane
-        assert not engine._core.topics, "asking for a queue does not make it"
+        assert not engine._state.waiters.by_tenant_queue
+        assert not engine._state.queue_states, "asking for a queue does not make it"
 
 
 @pytest.mark.interpreted
@@ -84,7 +84,7 @@ async def test_a_poll_hears_why_what_is_ready_cannot_be_read(
         def broken(*_: object) -> None:
             raise RecordCorruptError("damaged")
 
-        monkeypatch.setattr(engine._core.waiters, "serve_one", broken)
+        monkeypatch.setattr(engine._state.waiters, "serve_one", broken)
         await mail.enqueue(b"")
         with pytest.raises(RecordCorruptError):
             await waiting
@@ -109,8 +109,8 @@ async def test_who_was_served_is_referred_to_by_nothing() -> None:
         await settle()
         del waiting, odd, gone
         gc.collect()
-        waiters = engine._core.waiters
-        known = {w.number for line in waiters.by_lane.values() for w in line}
+        waiters = engine._state.waiters
+        known = {w.number for line in waiters.by_tenant_queue.values() for w in line}
         assert known == {1}
         assert [w for w in gc.get_objects() if isinstance(w, LongPoll) and w.number != 1] == []
         assert len(waiters._lines) + len(waiters._heap) < 1 + 2 * STALE_MIN
@@ -129,7 +129,7 @@ def test_a_herd_of_polls_is_served_in_order_each_woken_once(backend: str) -> Non
 
     async def main() -> None:
         async with open_testing(clock=ManualClock(), submit_queue_max=16) as engine:
-            mail, waiters = engine.queue("mail"), engine._core.waiters
+            mail, waiters = engine.queue("mail"), engine._state.waiters
             got: dict[int, Any] = {}
 
             async def one(n: int) -> None:
@@ -144,14 +144,14 @@ def test_a_herd_of_polls_is_served_in_order_each_woken_once(backend: str) -> Non
                         group.start_soon(one, n)
                         while waiters._n == before:
                             await anyio.lowlevel.checkpoint()
-                    kinds = {type(line) for line in waiters.by_lane.values()}
+                    kinds = {type(line) for line in waiters.by_tenant_queue.values()}
                     assert kinds == {OrderedDict}, "a plain dict's first entry is not O(1)"
                     for n in range(count):
                         group.start_soon(mail.enqueue, n)
             assert sorted(woken) == list(range(count))
             if backend == "asyncio":  # trio shuffles the enqueues of a turn
                 assert got == {n: n for n in range(count)}
-            assert not waiters.by_lane
+            assert not waiters.by_tenant_queue
             assert not waiters._lines
 
     anyio.run(main, backend=backend)
@@ -167,12 +167,12 @@ async def test_a_turn_serves_no_more_than_its_share(monkeypatch: pytest.MonkeyPa
         tasks = [NewTask(n) for n in range(10)]
         tasks += [NewTask(n, queue="other") for n in range(3)]
         serving = asyncio.ensure_future(mail.enqueue_many(tasks))
-        before = engine._core.totals.claimed
+        before = engine._state.totals.claimed
         most = 0
         while not all(one.done() for one in polls):
             await asyncio.sleep(0)
-            most = max(most, engine._core.totals.claimed - before)
-            before = engine._core.totals.claimed
+            most = max(most, engine._state.totals.claimed - before)
+            before = engine._state.totals.claimed
         assert most == 4
         await serving
         assert [(await one)[0].payload for one in polls] == [*range(10), *range(3)]
@@ -192,7 +192,7 @@ async def test_those_who_pass_a_tenant_over_are_not_asked_one_by_one() -> None:
         every = engine.queue("mail", tenant=ALL_TENANTS)
         polls = [poll(every, skip_tenants=["acme"]) for _ in range(300)]
         await settle()
-        waiters = engine._core.waiters
+        waiters = engine._state.waiters
         ((key, groups),) = waiters._by_skipped.items()
         ((skipped, group),) = groups.items()
         waiters._by_skipped[key] = {Skipped(skipped): group}
@@ -209,7 +209,7 @@ async def test_those_who_pass_a_tenant_over_are_not_asked_one_by_one() -> None:
 async def test_polls_of_many_lengths_time_out_in_order_and_none_is_looked_at_twice() -> None:
     clock = ManualClock()
     async with open_testing(clock=clock) as engine:
-        mail, waiters = engine.queue("mail"), engine._core.waiters
+        mail, waiters = engine.queue("mail"), engine._state.waiters
         over: list[int] = []
 
         async def one(n: int) -> None:
@@ -228,14 +228,14 @@ async def test_polls_of_many_lengths_time_out_in_order_and_none_is_looked_at_twi
         clock.advance(2.0)
         await settle()
         assert sorted(over) == [n for n in range(300) if n != 170]
-        assert not waiters.by_lane
+        assert not waiters.by_tenant_queue
 
 
 @on_loop
 async def test_one_turn_serves_so_many_tasks_and_so_many_bytes() -> None:
     """Not so many callers: each may take thousands of tasks, and megabytes."""
     async with open_testing(clock=ManualClock()) as engine:
-        core = engine._core
+        state = engine._state
         for limit, n_bytes, most in ((64, 1, SERVED_MAX + 64), (1, 900_000, 5)):
             queue = engine.queue(f"of-{limit}")
             await queue.pause()
@@ -243,10 +243,10 @@ async def test_one_turn_serves_so_many_tasks_and_so_many_bytes() -> None:
                 await queue.enqueue_many([NewTask(bytes(n_bytes))] * (600 if limit > 1 else 12))
             polls = [poll(queue, limit=limit) for _ in range(40 if limit > 1 else 12)]
             await settle()
-            before = len(core.leases)
-            core.set_pause(f"of-{limit}".encode(), b"", is_paused=False)
-            core.waiters.serve()
-            assert 0 < len(core.leases) - before <= most
+            before = len(state.leases)
+            state.set_pause(f"of-{limit}".encode(), b"", is_paused=False)
+            state.waiters.serve()
+            assert 0 < len(state.leases) - before <= most
             await settle()
             total = sum([len(await one) for one in polls if one.done()])
             assert total == (1800 if limit > 1 else 12)  # the others were served in turns after it

@@ -11,7 +11,7 @@ from support_loop import on_loop, settle
 
 import lodeq
 from lodeq import ALL_TENANTS, Backoff, Engine, Lease, Queue
-from lodeq.repository.background.reaper import forget_idle_lanes
+from lodeq.repository.background.reaper import forget_idle_tenant_queues
 from lodeq.repository.state.caches import claim_sets, ready_cache
 from lodeq.repository.tasks import claim as claim_module
 from lodeq.repository.tasks import claim_order
@@ -25,8 +25,8 @@ TENANTS = ["", "t1", "t2", "t3"]
 class Reference:
     """The straightforward way: every queue is looked at, by every claim."""
 
-    def __init__(self, core: Any) -> None:
-        self.core = core
+    def __init__(self, state: Any) -> None:
+        self.state = state
 
     def pick(self, request: Any, out: list[Any], bytes_left: int) -> None:
         where = {key: nth for nth, key in enumerate(request.keys)}
@@ -34,27 +34,27 @@ class Reference:
         heads: list[Any] = []
         for key, nth in where.items():
             self.look(key, nth, looks, heads, may_rescan=True)
-        core = self.core
+        state = self.state
         while len(out) < request.limit and bytes_left > 0:
             picked = None
             if request.boosts:
-                picked = claim_order._pick_overdue(core, request, may_rescan=not out)
+                picked = claim_order._pick_overdue(state, request, may_rescan=not out)
             if picked is None:
                 while heads and heads[0][2] != looks[heads[0][1]]:
                     heappop(heads)
                 if not heads:
                     break
-                _, _, _, bucket, index, tenant = heappop(heads)
-                turns = bucket.lane.topic.turns
+                _, _, _, shard_queue, index, tenant = heappop(heads)
+                turns = shard_queue.tenant_queue.queue_state.turns
                 if tenant in turns:
                     turns.move_to_end(tenant)
-                picked = claim_order._pop(core, bucket, index)
+                picked = claim_order._pop(state, shard_queue, index)
             if request.boosts:
-                core.merged_claims += 1
+                state.merged_claims += 1
             out.append(picked)
             bytes_left -= picked[1][5]
-            lane = picked[0].lane
-            for key in (lane.key, lane.any_key):
+            tenant_queue = picked[0].tenant_queue
+            for key in (tenant_queue.key, tenant_queue.any_key):
                 nth = where.get(key, -1)
                 if nth >= 0:
                     self.look(key, nth, looks, heads, may_rescan=False)
@@ -64,23 +64,23 @@ class Reference:
     ) -> None:
         looks[nth] += 1
         queue, tenant = key
-        topic = self.core.topics.get(queue)
-        if topic is None or topic.is_paused:
+        queue_state = self.state.queue_states.get(queue)
+        if queue_state is None or queue_state.is_paused:
             return
         empty = []
-        for name in topic.turns if tenant is None else (tenant,):
-            lane = topic.lanes.get(name)
-            if lane is None or not lane.ready:
+        for name in queue_state.turns if tenant is None else (tenant,):
+            tenant_queue = queue_state.tenant_queues.get(name)
+            if tenant_queue is None or not tenant_queue.ready:
                 empty.append(name)
                 continue
             found = None
-            if not lane.is_paused:
-                found = claim_order._best(self.core, lane, may_rescan=may_rescan)
+            if not tenant_queue.is_paused:
+                found = claim_order._best(self.state, tenant_queue, may_rescan=may_rescan)
             if found is not None:
                 heappush(heads, (found[0], nth, looks[nth], found[1], found[2], name))
                 break
         for name in empty:
-            topic.turns.pop(name, None)
+            queue_state.turns.pop(name, None)
 
 
 class Life:
@@ -192,7 +192,7 @@ async def step(
             )
         )
     else:
-        for _ in forget_idle_lanes(engine._core):
+        for _ in forget_idle_tenant_queues(engine._state):
             pass
     await settle()
     for poll in [poll for poll in life.polls if poll.done()]:
@@ -221,16 +221,16 @@ async def lives(seed: int, shards: int, monkeypatch: pytest.MonkeyPatch) -> None
         open_testing(clock=clocks[0], seed=seed, shards=shards) as kept,
         open_testing(clock=clocks[1], seed=seed, shards=shards) as plain,
     ):
-        reference, real = Reference(plain._core), claim_order._pick_merged
+        reference, real = Reference(plain._state), claim_order._pick_merged
 
-        def pick(core: Any, request: Any, out: list[Any], bytes_left: int) -> None:
-            if core is plain._core:
+        def pick(state: Any, request: Any, out: list[Any], bytes_left: int) -> None:
+            if state is plain._state:
                 reference.pick(request, out, bytes_left)
             else:
-                real(core, request, out, bytes_left)
+                real(state, request, out, bytes_left)
 
         monkeypatch.setattr(claim_order, "_pick_merged", pick)
-        monkeypatch.setattr(plain._core.claim_sets, "admit", lambda keys: None)
+        monkeypatch.setattr(plain._state.claim_sets, "admit", lambda keys: None)
         queues = QUEUES if seed % 2 else QUEUES[:3]
         sets = [random_set(rng, queues) for _ in range(rng.choice([1, 2, 5]))]
         both = [Life(kept, clocks[0]), Life(plain, clocks[1])]
@@ -241,13 +241,13 @@ async def lives(seed: int, shards: int, monkeypatch: pytest.MonkeyPatch) -> None
             assert both[0].said == both[1].said, f"step {n}"
             both[0].said.clear()
             both[1].said.clear()
-        assert kept._core.claim_sets.sets
+        assert kept._state.claim_sets.sets
         for life in both:
             for poll in life.polls:
                 poll.cancel()
             await asyncio.gather(*life.polls, return_exceptions=True)
             assert (await life.engine.verify()).ok
-        waiters = kept._core.claim_sets
+        waiters = kept._state.claim_sets
         assert waiters.waiting == 0
         assert not any(one.waiters for one in waiters.sets.values())
 
@@ -270,13 +270,13 @@ async def test_a_claim_looks_only_at_queues_that_have_something_ready(
     names, looked = [f"q{n}" for n in range(200)], []
     real, best = claim_order._look, claim_order._head_in_memory
 
-    def look(core: Any, claim_set: Any, nth: int, **options: Any) -> None:
+    def look(state: Any, claim_set: Any, nth: int, **options: Any) -> None:
         looked.append(claim_set.keys[nth][0].decode())
-        real(core, claim_set, nth, **options)
+        real(state, claim_set, nth, **options)
 
-    def head(lane: Any, *passed: Any) -> Any:
-        looked.append(lane.queue.decode())
-        return best(lane, *passed)
+    def head(tenant_queue: Any, *passed: Any) -> Any:
+        looked.append(tenant_queue.queue.decode())
+        return best(tenant_queue, *passed)
 
     async with open_testing(clock=ManualClock(), shards=shards) as engine:
         for _ in range(2):  # the second claim keeps the set
@@ -287,7 +287,7 @@ async def test_a_claim_looks_only_at_queues_that_have_something_ready(
         where = set()
         for n in range(60):
             receipt = await some[n % 3].enqueue(n, dedup_key=b"%d" % n)  # its key says the shard
-            where.add(engine._core.shard_of(receipt.id).index)
+            where.add(engine._state.shard_of(receipt.id).index)
         assert len(where) == shards
         assert await drained(engine, names, limit) == list(range(60))
         assert set(looked) <= {queue.name for queue in some}

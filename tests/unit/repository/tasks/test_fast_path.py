@@ -16,7 +16,7 @@ from lodeq.repository.tasks import fast_path, lease, option_path
 from lodeq.testing import ManualClock
 
 pytestmark = pytest.mark.anyio
-PLAIN_FIELDS = {name for name in vars(LeaseState) if name[0] != "_"} - {"bucket", "core"}
+PLAIN_FIELDS = {name for name in vars(LeaseState) if name[0] != "_"} - {"shard_queue", "state"}
 assert {"task_id", "times", "token"} < PLAIN_FIELDS
 PAYLOADS = (b"", b"x" * 100, {"a": [1, 2]}, "text", b"y" * 5000)
 
@@ -33,7 +33,7 @@ async def rows_after_a_life(shards):
         clock=ManualClock(), rng=SeededRng(7), shards=shards, reaper=False
     ) as engine:
         mail = engine.queue("mail", tenant="acme", retention=60)
-        stores = [shard.store for shard in engine._core.shards]
+        stores = [shard.store for shard in engine._state.shards]
 
         def look():
             rows.append([store.scan(b"", b"\xff", 10_000) for store in stores])
@@ -100,12 +100,12 @@ async def rows_of_options(shards, *, batches):
     rows, clock = [], ManualClock()
     async with open_in_memory(clock=clock, rng=SeededRng(8), shards=shards) as engine:
         mail = engine.queue("mail", tenant="acme", retention=60)
-        stores = [shard.store for shard in engine._core.shards]
+        stores = [shard.store for shard in engine._state.shards]
 
         def look():
             rows.append([store.scan(b"", b"\xff", 10_000) for store in stores])
-            core = engine._core
-            rows.append((core.totals.enqueued, core.totals.duplicates, core.held_bytes >= 0))
+            state = engine._state
+            rows.append((state.totals.enqueued, state.totals.duplicates, state.held_bytes >= 0))
 
         receipts = []
         for turn in range(3):
@@ -132,9 +132,9 @@ async def rows_of_options(shards, *, batches):
         await passed(clock, 70_000.0)
         assert len(await mail.claim(limit=64)) == 1
         look()
-        (leases,) = ([*engine._core.leases.values()],)
+        (leases,) = ([*engine._state.leases.values()],)
         await engine.complete_many([(one, None) for one in leases])
-        assert engine._core.held_bytes == 0
+        assert engine._state.held_bytes == 0
         assert (await engine.verify()).ok
     return receipts, rows
 
@@ -165,7 +165,7 @@ async def rows_of_named_tasks(shards):
     rows, clock = [], ManualClock()
     async with open_in_memory(clock=clock, rng=SeededRng(8), shards=shards) as engine:
         mail = engine.queue("mail")
-        stores = [shard.store for shard in engine._core.shards]
+        stores = [shard.store for shard in engine._state.shards]
         for payload in PAYLOADS:
             for options in NAMED:
                 await mail.enqueue(payload, **options)
@@ -190,8 +190,8 @@ async def test_same_rows_as_the_general_code_with_headers_and_face(monkeypatch, 
 def put_unheld(put_delayed):
     """``put_delayed`` without anything to hold in memory: rows are read when they are due."""
 
-    def put(core, group, bucket, key, due_ms, row, held=None):
-        put_delayed(core, group, bucket, key, due_ms, row)
+    def put(state, group, shard_queue, key, due_ms, row, held=None):
+        put_delayed(state, group, shard_queue, key, due_ms, row)
 
     return put
 

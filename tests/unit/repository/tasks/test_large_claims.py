@@ -23,14 +23,14 @@ async def engine():
 @pytest.fixture
 def turns(engine, monkeypatch):
     """Called at each turn that is given."""
-    acts, checkpoint = [], engine._core.spawner.checkpoint
+    acts, checkpoint = [], engine._state.spawner.checkpoint
 
     async def acting():
         for act in acts:
             await act()
         await checkpoint()
 
-    monkeypatch.setattr(engine._core.spawner, "checkpoint", acting)
+    monkeypatch.setattr(engine._state.spawner, "checkpoint", acting)
     return acts
 
 

@@ -23,7 +23,7 @@ async def engine():
 @pytest.fixture
 def turns(engine, monkeypatch):
     """Called at each turn that is given."""
-    called, spawner = [], engine._core.spawner
+    called, spawner = [], engine._state.spawner
 
     async def checkpoint():
         called.append(None)
@@ -36,7 +36,7 @@ def turns(engine, monkeypatch):
 
 
 def page(engine, state="ready", **options):
-    return list_page(engine._core, b"mail", b"", state, 100, None, **options)
+    return list_page(engine._state, b"mail", b"", state, 100, None, **options)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ async def test_pages_of_leases_do_not_take_the_whole_table_each(engine):
     mail = engine.queue("mail")
     receipts = await mail.enqueue_many([lodeq.NewTask(n) for n in range(300)])
     held = await mail.claim(limit=300)
-    core = engine._core
-    core.leases = Counted(core.leases)
+    state = engine._state
+    state.leases = Counted(state.leases)
     found = await leased_pages(mail, 5)
     assert sorted(task.id for task in found) == sorted(one.id for one in receipts)
-    assert core.leases.taken <= 3  # of 61 pages
-    assert not core.leased_runs  # a listing that came to its end leaves nothing
+    assert state.leases.taken <= 3  # of 61 pages
+    assert not state.leased_runs  # a listing that came to its end leaves nothing
     await held[0].complete()
 
 
@@ -131,7 +131,7 @@ async def test_pages_of_leases_see_what_ends_and_what_is_granted_meanwhile(
         if n == 10:
             for lease in by_position[20:25]:
                 await lease.complete()
-            engine._core.clock.jump(1)
+            engine._state.clock.jump(1)
             granted.extend(await mail.claim(limit=20))
 
     found = [task.id for task in await leased_pages(mail, 5, act)]
@@ -150,7 +150,7 @@ async def test_what_is_kept_of_listings_of_leases_is_bounded(engine, monkeypatch
         await queue.enqueue_many([lodeq.NewTask(m) for m in range(40)])
         await queue.claim(limit=40)
         await queue.list("leased", limit=5)  # and never goes on
-    runs = engine._core.leased_runs
+    runs = engine._state.leased_runs
     assert 0 < len(runs) <= task_list.RUNS_MAX
     assert max(len(run.keys) for run in runs.values()) <= 8
 
@@ -171,12 +171,12 @@ async def test_stored_values_are_stored_again_as_they_are(engine):
     kinds = {"plain": bytes, "packed": PackedBytes, "coded": CodecBytes}
     for name, kind in kinds.items():
         (task,), _ = await list_page(
-            engine._core, name.encode(), b"", "ready", 1, None, payloads="stored"
+            engine._state, name.encode(), b"", "ready", 1, None, payloads="stored"
         )
         assert type(task.payload) is kind
         await engine.queue("again").enqueue(task.payload)
         (nothing,), _ = await list_page(
-            engine._core, name.encode(), b"", "ready", 1, None, payloads="none"
+            engine._state, name.encode(), b"", "ready", 1, None, payloads="none"
         )
         assert (nothing.payload, dict(nothing.headers), nothing.queue) == (None, {}, name)
     again = await engine.queue("again").list("ready")

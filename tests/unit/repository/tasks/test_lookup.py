@@ -147,8 +147,8 @@ async def test_listing_finished_tasks_lets_the_loop_run(monkeypatch: pytest.Monk
         mail = engine.queue("mail")
         for _ in range(4):
             await completed(engine, 500)
-        core = engine._core
-        overlay, checkpoint = core.shards[0].overlay, core.spawner.checkpoint
+        state = engine._state
+        overlay, checkpoint = state.shards[0].overlay, state.spawner.checkpoint
         reads = [0]
 
         def get(key: bytes) -> bytes | None:
@@ -160,7 +160,7 @@ async def test_listing_finished_tasks_lets_the_loop_run(monkeypatch: pytest.Monk
             await checkpoint()
 
         monkeypatch.setattr(overlay, "get", get)
-        monkeypatch.setattr(core.spawner, "checkpoint", noted)
+        monkeypatch.setattr(state.spawner, "checkpoint", noted)
         assert len(await mail.list("completed", limit=5000)) == 2000
         assert max(reads) <= 256
         reads[:] = [0]
@@ -175,8 +175,8 @@ async def test_listing_leased_tasks_lets_the_loop_run(monkeypatch: pytest.Monkey
         mail = engine.queue("mail")
         await mail.enqueue_many([NewTask(b"x")] * 500)
         leases = await mail.claim(limit=500)
-        core = engine._core
-        overlay, checkpoint = core.shards[0].overlay, core.spawner.checkpoint
+        state = engine._state
+        overlay, checkpoint = state.shards[0].overlay, state.spawner.checkpoint
         reads = [0]
 
         def get(key: bytes) -> bytes | None:
@@ -190,7 +190,7 @@ async def test_listing_leased_tasks_lets_the_loop_run(monkeypatch: pytest.Monkey
             await checkpoint()
 
         monkeypatch.setattr(overlay, "get", get)
-        monkeypatch.setattr(core.spawner, "checkpoint", noted)
+        monkeypatch.setattr(state.spawner, "checkpoint", noted)
         found = await mail.list("leased", limit=1000)
         assert max(reads) <= 128
         assert {task.id for task in found} == {lease.task_id for lease in leases[:-1]}
@@ -202,7 +202,7 @@ async def test_a_damaged_result_or_expiry_row_does_not_hide_the_others() -> None
     async with open_testing(clock=ManualClock()) as engine:
         mail = engine.queue("mail")
         first, second = await completed(engine, 3), await completed(engine, 2)
-        store = engine._core.shards[0].store
+        store = engine._state.shards[0].store
         store.write([(RESULT + first[1], b"junk")])
         found = await mail.list("completed")
         assert [task.id for task in found] == [first[0], first[2], *second]
@@ -215,10 +215,10 @@ async def test_a_damaged_result_or_expiry_row_does_not_hide_the_others() -> None
 async def test_a_damaged_task_that_nobody_has_met_has_not_ended() -> None:
     clock = ManualClock()
     async with open_testing(clock=clock) as engine:
-        engine._core.held_bytes_max = 0  # records from the store
+        engine._state.held_bytes_max = 0  # records from the store
         mail = engine.queue("mail")
         task_id = (await mail.enqueue(b"x", delay=10)).id
-        engine._core.shards[0].store.write([(TASK + task_id, b"junk")])
+        engine._state.shards[0].store.write([(TASK + task_id, b"junk")])
         assert await engine.result(task_id) is None
         for call in (engine.get, engine.cancel):
             with pytest.raises(RecordCorruptError):

@@ -135,10 +135,10 @@ def test_what_cannot_be_read_or_held_is_told(tmp_path: Path) -> None:
         await mail.enqueue(b"large", headers={"k": "x" * 70_000})
         damaged = await mail.enqueue(b"damaged")
         await mail.enqueue(b"good")
-        shard = engine._core.shard_of(damaged.id)
-        group = shard.co.begin()
+        shard = engine._state.shard_of(damaged.id)
+        group = shard.coalescer.begin()
         group.ops.append((TASK + damaged.id, b"?"))
-        await shard.co.wait(group)
+        await shard.coalescer.wait(group)
 
     in_store(tmp_path / "store", some)
     told: list[str] = []

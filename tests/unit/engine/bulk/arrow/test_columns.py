@@ -165,7 +165,7 @@ def shards(draw):
     rows = {}
     for id, task in draw(st.dictionaries(ids, tasks(), max_size=6)).items():
         rows[ks.TASK + id] = encode_task(task)
-        prefix = ks.bucket_prefix(task.queue, task.tenant)
+        prefix = ks.shard_queue_prefix(task.queue, task.tenant)
         if draw(st.booleans()):
             key = draw(
                 st.sampled_from(
@@ -190,7 +190,7 @@ def shards(draw):
     for key, id in draw(st.dictionaries(ids, ids, max_size=3)).items():
         rows[ks.GHOST + key] = small.encode_ghost(small.Ghost(id, draw(ms)))
     for id, row in draw(st.dictionaries(ids, index_rows, max_size=6)).items():
-        prefix = ks.bucket_prefix(draw(names), draw(tenants))
+        prefix = ks.shard_queue_prefix(draw(names), draw(tenants))
         key = draw(
             st.sampled_from(
                 [
@@ -225,7 +225,7 @@ def named(shard, id):
     }
 
 
-def lane(record):
+def tenant_queue(record):
     return {
         "queue": record.queue.decode(),
         "tenant": record.tenant.decode(),
@@ -292,7 +292,7 @@ def expected_task(rows, shard, key, value):
     found = msgpack.unpackb(task.headers, timestamp=3) if task.headers else {}
     return (
         named(shard, id)
-        | lane(task)
+        | tenant_queue(task)
         | place(rows, id, task)
         | {
             "max_attempts": decode_policy(task.policy).max_attempts,
@@ -314,7 +314,7 @@ def expected_lease(rows, shard, key, value):
     lease = decode_lease(value)
     return (
         named(shard, key[2:])
-        | lane(lease)
+        | tenant_queue(lease)
         | {
             "attempts": lease.attempts,
             "max_attempts": decode_policy(lease.policy).max_attempts,
@@ -336,7 +336,7 @@ def expected_result(rows, shard, key, value):
     is_kept = bool(result.flags & HAS_VALUE)
     return (
         named(shard, key[2:])
-        | lane(result)
+        | tenant_queue(result)
         | {
             "outcome": Status(result.status).name.lower(),
             "attempts": result.attempts,
@@ -445,7 +445,7 @@ TASK = TaskRecord(
     b"abc",
     face=pack_face(Face("send", "to='a'", ("k=v",))),
 )
-PREFIX = ks.bucket_prefix(b"mail", b"")
+PREFIX = ks.shard_queue_prefix(b"mail", b"")
 GOOD = {
     "tasks": (ks.TASK + ID, encode_task(TASK)),
     "ready": (
@@ -577,7 +577,7 @@ def test_from_a_shard_on_disk(tmp_path):
 
 
 def test_a_task_that_waits_for_others_is_due_at_no_time():
-    prefix = ks.bucket_prefix(TASK.queue, TASK.tenant)
+    prefix = ks.shard_queue_prefix(TASK.queue, TASK.tenant)
     held = TASK._replace(first_kind=ord("d"), due_ms=HELD_MS)
     index = ks.delayed_key(prefix, HELD_MS, held.seq, ID)
     (row,) = columns("tasks", [(ks.TASK + ID, encode_task(held))]).to_pylist()

@@ -11,7 +11,7 @@ from lodeq.service.shared.engine_status import _QueueSum
 FIGURES: Any = SimpleNamespace(rates=lambda name: None)
 
 
-def lane(**known: Any) -> QueueStats:
+def tenant_queue(**known: Any) -> QueueStats:
     counts = dict.fromkeys(("ready", "delayed", "leased", "dead", "results"), 0)
     return QueueStats(**{**counts, "oldest_ready_age": None, "is_paused": False, **known})
 
@@ -27,17 +27,17 @@ def shown(queues: dict[tuple[str, str], QueueStats], part: str = "") -> tuple[li
 
 
 def test_all_are_shown_by_name_while_there_is_room() -> None:
-    queues = {(f"q{n:03}", ""): lane(oldest_ready_age=float(n)) for n in range(QUEUES_MAX)}
+    queues = {(f"q{n:03}", ""): tenant_queue(oldest_ready_age=float(n)) for n in range(QUEUES_MAX)}
     assert shown(queues) == ([f"q{n:03}" for n in range(QUEUES_MAX)], 0)
 
 
 def test_what_is_stuck_is_shown_whatever_its_name() -> None:
-    queues = {(f"q{n:03}", ""): lane(ready=1, oldest_ready_age=1.0) for n in range(300)}
-    queues["z-dead", "tenant"] = lane(dead=1)
-    queues["z-dead", ""] = lane()
-    queues["z-old", ""] = lane(ready=1, oldest_ready_age=3600.0)
-    queues["z-paused", ""] = lane(is_paused=True)
-    queues["z-quiet", ""] = lane()
+    queues = {(f"q{n:03}", ""): tenant_queue(ready=1, oldest_ready_age=1.0) for n in range(300)}
+    queues["z-dead", "tenant"] = tenant_queue(dead=1)
+    queues["z-dead", ""] = tenant_queue()
+    queues["z-old", ""] = tenant_queue(ready=1, oldest_ready_age=3600.0)
+    queues["z-paused", ""] = tenant_queue(is_paused=True)
+    queues["z-quiet", ""] = tenant_queue()
     names, left_out = shown(queues)
     assert names == [*(f"q{n:03}" for n in range(QUEUES_MAX - 3)), "z-dead", "z-old", "z-paused"]
     assert left_out == 104
