@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from ...errors import DuplicateTaskError, UsageError
 from ..files.disk_errors import disk_error
-from ..records.keyspace import DELAYED, READY, decode_index_key, shard_queue_prefix
+from ..records.keyspace import DELAYED, ID_AT, READY, decode_index_key, shard_queue_prefix
 from ..runtime.ids import is_task_id, shard_of
 from ..runtime.task_id import TaskId
 from .keys import read_head, write_table
@@ -73,7 +73,7 @@ def write_ids(folder: str, stem: str, shard: int, index_keys: Sequence[bytes]) -
             size = len(prefix)
             name = names.setdefault((parts.queue, parts.tenant), len(names))
             number = name.to_bytes(4, "little")
-        rows.append(key[-16:] + number + key[size:-16].ljust(_PLACE, b"\0"))
+        rows.append(key[ID_AT:] + number + key[size:-16].ljust(_PLACE, b"\0"))
     rows.sort()
     for one, other in pairwise(rows):
         if one[:16] == other[:16]:

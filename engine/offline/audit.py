@@ -13,6 +13,7 @@ from ...errors import RecordCorruptError, UsageError
 from ..bulk.reader import ShardReader, open_shard
 from ..records import keyspace as ks
 from ..records.frame import attempt
+from ..records.keyspace import ID_AT
 from ..records.rows import Counters, decode_counters, decode_ghost
 from ..records.workflow import flow_slot_id
 from ..recovery.health import Census
@@ -153,7 +154,7 @@ def _id_of(key: bytes, value: bytes) -> bytes:
     if key[:2] in _ROUTED:
         return key[2:]
     if key[:2] == ks.INDEX:
-        return key[-16:]
+        return key[ID_AT:]
     if key[:2] in (ks.FLOWS, ks.OUTBOX):
         return _flow_id(key, value)
     if key[:2] == ks.GHOST:

@@ -27,7 +27,7 @@ import xxhash
 from ...errors import RecordCorruptError
 from ..bulk.reader import ShardReader
 from ..records import keyspace as ks
-from ..records.keyspace import FLOWS, OUTBOX
+from ..records.keyspace import FLOWS, ID_AT, OUTBOX
 from ..records.rows import decode_body, decode_expiry, decode_ghost, encode_expiry
 from ..records.workflow import flow_slot_id
 from ..recovery.health import Census
@@ -160,7 +160,7 @@ def _id_of(key: bytes, value: bytes) -> bytes:
         return decode_ghost(value).task_id
     if family in (FLOWS, OUTBOX):
         return flow_slot_id(key, value)
-    return key[-16:]  # ready, delayed, dead
+    return key[ID_AT:]  # ready, delayed, dead
 
 
 # -- expiry rows ------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ __all__ = [
     "COUNTERS_END",
     "DEAD",
     "DELAYED",
+    "DUE_AT",
     "EVENTS",
     "EVENTS_END",
     "EXPIRY",
@@ -75,6 +76,7 @@ __all__ = [
     "GHOST",
     "GHOST_END",
     "HEALTH",
+    "ID_AT",
     "INDEX",
     "INDEX_END",
     "INGESTED",
@@ -86,6 +88,7 @@ __all__ = [
     "NAME_PATTERN",
     "OLD_GHOSTS",
     "OPEN",
+    "ORDER_AT",
     "OUTBOX",
     "OUTBOX_END",
     "PAUSE",
@@ -102,6 +105,7 @@ __all__ = [
     "RING_SLOTS",
     "SECRET",
     "SECRET_BYTES",
+    "SEQ_AT",
     "STAMP",
     "TASK",
     "TASK_END",
@@ -197,6 +201,12 @@ FAMILY_BOUNDS: Final[Sequence[bytes]] = sorted(
         PROGRESS_END,
     )
 )
+# Where the parts of a key of ``q/`` begin, counted from its end. A ready one ends with inverted
+# priority, seq and id; a delayed one with due_ms, seq and id; a dead one with dead_ms and id.
+ID_AT: Final = -16
+SEQ_AT: Final = ID_AT - 8  # of a dead one: dead_ms
+ORDER_AT: Final = SEQ_AT - 1
+DUE_AT: Final = SEQ_AT - 8
 STAMP: Final = b"m/stamp"
 OPEN: Final = b"m/open"
 HEALTH: Final = b"m/health"

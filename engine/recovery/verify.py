@@ -34,7 +34,7 @@ from typing import NamedTuple
 from ...errors import CorruptionError
 from ..records import keyspace as ks
 from ..records.frame import attempt
-from ..records.keyspace import FLOWS, FLOWS_END, OUTBOX, OUTBOX_END
+from ..records.keyspace import DUE_AT, FLOWS, FLOWS_END, ID_AT, OUTBOX, OUTBOX_END, SEQ_AT
 from ..records.lease import DEAD_LEASE, MOVED_FLAG, LeaseRecord, decode_lease
 from ..records.result import HAS_ATTEMPTS, ResultRecord, Status, decode_result, result_due_ms
 from ..records.rows import (
@@ -305,12 +305,12 @@ class _Verifier:
         for task_id in named:
             if (shard := shard_of(task_id, self._shards)) != self._shard:
                 self._report("wrong_shard", f"{key[:2]!r} row of shard {shard}", task_id)
-        waits = key[-33:-32] == ks.DELAYED and key[-32:-24] >= _HELD and key[:2] == ks.INDEX
+        waits = key[-33:-32] == ks.DELAYED and key[DUE_AT:SEQ_AT] >= _HELD and key[:2] == ks.INDEX
         if waits:  # or a name stands there
             at = attempt(ks.decode_index_key, key)
             waits = at is not None and at.kind == ks.DELAYED
-        if waits and (what := waits_for_nothing(self._walk, key[-16:])) is not None:
-            self._report("workflow", what, key[-16:])
+        if waits and (what := waits_for_nothing(self._walk, key[ID_AT:])) is not None:
+            self._report("workflow", what, key[ID_AT:])
 
     def _counters(self) -> Generator[None, None, None]:
         counted = (
@@ -342,9 +342,9 @@ class _Verifier:
             for task_id, key in part.add_index(rows):
                 self._report("double_place", f"an older index row is left: {key!r}", task_id)
             for key, raw in rows:
-                place = part.places.get(key[-16:])
+                place = part.places.get(key[ID_AT:])
                 if place is not None and place.key == key:
-                    newest[key[-16:]] = raw
+                    newest[key[ID_AT:]] = raw
             yield
         for rows in self._walk.pages(ks.TASK, ks.TASK_END):
             for key, raw in rows:

@@ -34,7 +34,7 @@ from functools import partial
 from typing import Final
 
 from ...engine.records.frame import attempt
-from ...engine.records.keyspace import BODY, INDEX, INDEX_END, TASK, body_at_key
+from ...engine.records.keyspace import BODY, ID_AT, INDEX, INDEX_END, TASK, body_at_key
 from ...engine.records.rows import BODY_ROW, BodyRow, decode_body, decode_index_row
 from ...engine.records.task import has_body
 from ...engine.runtime.event_loop import Future
@@ -188,7 +188,7 @@ class BodyGC:
         """Check a sample of tasks for missing payload rows; with one missing, no file may go."""
         rows = await Pages(self._state, shard, INDEX, INDEX_END, SAMPLE_ROWS).following()
         found = ((key, attempt(decode_index_row, raw)) for key, raw in rows)
-        ids = [key[-16:] for key, row in found if row is not None and row.flags & BODY_ROW]
+        ids = [key[ID_AT:] for key, row in found if row is not None and row.flags & BODY_ROW]
         bodies_of = shard.overlay.multi_get([BODY + task_id for task_id in ids])
         without = [task_id for task_id, raw in zip(ids, bodies_of, strict=True) if raw is None]
         if any(has_body(raw) for raw in shard.overlay.multi_get([TASK + one for one in without])):

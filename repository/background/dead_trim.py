@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from ...coalescer.group import Group
 from ...engine.records.frame import attempt
-from ...engine.records.keyspace import DEAD, TASK, decode_index_key, prefix_end
+from ...engine.records.keyspace import DEAD, ID_AT, TASK, decode_index_key, prefix_end
 from ...engine.records.task import decode_task
 from ...engine.records.workflow import MEMBER_ROW
 from ...errors import LodeqError
@@ -166,14 +166,14 @@ class DeadTrim:
             if head is None:
                 continue
             overlay = shard_queue.shard.overlay
-            raw = overlay.get_sound(TASK + head.keys[-1][-16:]) or b""
+            raw = overlay.get_sound(TASK + head.keys[-1][ID_AT:]) or b""
             task = attempt(decode_task, raw)
             sizes.append(max(len(raw), task.raw_bytes if task is not None else 0))
         self._sizes[queue] = (max(1, sum(sizes) // max(1, len(sizes))), total)
 
     def _drop(self, groups: dict[Shard, Group], shard: Shard, key: bytes) -> bool:
         """Delete one dead letter, if it is still one and nobody waits for it."""
-        state, task_id = self._state, key[-16:]
+        state, task_id = self._state, key[ID_AT:]
         try:
             location = task_location(state, shard, task_id)
             if location is None or location.key != key:

@@ -29,7 +29,7 @@ from functools import partial
 
 from ...coalescer.group import Group
 from ...engine.records.attempts import Outcome
-from ...engine.records.keyspace import DELAYED, MOVED
+from ...engine.records.keyspace import DELAYED, ID_AT, MOVED
 from ...engine.records.policy import decode_policy
 from ...engine.records.rows import (
     MOVED_ROW,
@@ -524,7 +524,7 @@ def _promote_read(
         except RecordCorruptError as error:
             state.anomaly(f"shard {shard.index}: delayed row {key!r}: {error}")
             continue
-        task_id = key[-16:]
+        task_id = key[ID_AT:]
         index = 9 - row.priority
         ready = shard_queue.ready_key(
             shard_queue.ready_prefixes[index], state.next_seq(now_us), task_id

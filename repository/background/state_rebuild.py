@@ -13,6 +13,7 @@ from ...coalescer.group import Group
 from ...engine.records.frame import attempt
 from ...engine.records.keyspace import (
     DELAYED,
+    DUE_AT,
     EXPIRY,
     EXPIRY_END,
     LEASE,
@@ -20,6 +21,7 @@ from ...engine.records.keyspace import (
     PROGRESS,
     PROGRESS_END,
     READY,
+    SEQ_AT,
     TASK,
     dead_key,
     decode_expiry_key,
@@ -207,7 +209,9 @@ def deadline_slices(state: EngineState, shard: Shard) -> Generator[None, None, N
                 row = yield from _first(shard, prefix, prefix_end(prefix))
                 if row is not None:
                     shard_queue.delayed_head = row[0]
-                    state.deadlines.note_due(shard_queue, int.from_bytes(row[0][-32:-24], "big"))
+                    state.deadlines.note_due(
+                        shard_queue, int.from_bytes(row[0][DUE_AT:SEQ_AT], "big")
+                    )
             if shard_queue.ready:
                 prefix = shard_queue.prefix + READY
                 row = yield from _first(shard, prefix, prefix_end(prefix))

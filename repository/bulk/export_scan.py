@@ -12,7 +12,15 @@ from heapq import merge
 from typing import NamedTuple
 
 from ...engine.records.compression import inflate
-from ...engine.records.keyspace import DEAD, DELAYED, READY, TASK, decode_index_key, prefix_end
+from ...engine.records.keyspace import (
+    DEAD,
+    DELAYED,
+    ID_AT,
+    READY,
+    TASK,
+    decode_index_key,
+    prefix_end,
+)
 from ...engine.records.rows import decode_index_row
 from ...engine.records.task import TaskRecord, decode_task
 from ...engine.runtime.task_id import TaskId
@@ -104,7 +112,7 @@ def _rows(shard_queue: ShardQueue, kind: bytes) -> Iterator[tuple[bytes, bytes, 
 
 
 def _row(shard: Shard, key: bytes, raw: bytes) -> ExportedTask | UnreadableTask:
-    task_id = TaskId(key[-16:])
+    task_id = TaskId(key[ID_AT:])
     try:
         at, row = decode_index_key(key), decode_index_row(raw)
     except RecordCorruptError as exc:

@@ -16,7 +16,7 @@ from typing import Final
 
 from ...engine.offline.purge_plan import KINDS, EndedRows, PurgePlan, read_plan
 from ...engine.records.frame import attempt
-from ...engine.records.keyspace import DEAD, EXPIRY_END
+from ...engine.records.keyspace import DEAD, EXPIRY_END, ID_AT, SEQ_AT
 from ...engine.records.rows import decode_expiry
 from ...engine.records.workflow import MEMBER_ROW
 from ...errors import CorruptionError, UsageError
@@ -122,7 +122,7 @@ async def _purge_dead(state: EngineState, shard: Shard, rows: EndedRows) -> int:
                 continue
             if location.row.flags & MEMBER_ROW and state.flows.pins(shard, task_id):
                 continue  # its workflow may redrive it, or name it as failed
-            if int.from_bytes(location.key[-24:-16], "big") == ended_ms:
+            if int.from_bytes(location.key[SEQ_AT:ID_AT], "big") == ended_ms:
                 with group:
                     end_task(state, group, location, None, "archived")
                 count += 1

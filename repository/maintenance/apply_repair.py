@@ -18,7 +18,7 @@ from ...engine.files.paths import bodies_path, normal_path
 from ...engine.offline.audit_marks import mark_of
 from ...engine.offline.repair_plan import RepairPlan
 from ...engine.records.frame import attempt
-from ...engine.records.keyspace import BODY, FLOWS, GHOST, OUTBOX, TASK, body_at_key
+from ...engine.records.keyspace import BODY, FLOWS, GHOST, ID_AT, OUTBOX, TASK, body_at_key
 from ...engine.records.rows import decode_body, decode_ghost
 from ...engine.records.task import BODY_FLAG, decode_task
 from ...engine.records.workflow import flow_slot_id
@@ -98,7 +98,7 @@ def _payloads(plan: RepairPlan, root: str, stores: list[Store]) -> set[tuple[int
         raw = stores[shard].get(mark.key) if mark.key[:2] == TASK else None
         task = attempt(decode_task, raw)
         if task is not None and task.flags & BODY_FLAG:
-            wanted.setdefault(shard_of(mark.key[-16:], plan.shards), set()).add(task.payload)
+            wanted.setdefault(shard_of(mark.key[ID_AT:], plan.shards), set()).add(task.payload)
     return {
         (shard, record_id)
         for shard, records in wanted.items()
@@ -116,7 +116,7 @@ def _move(plan: RepairPlan, stores: list[Store], found: Set[tuple[int, bytes]]) 
             skipped += 1
             continue
         ghost = attempt(decode_ghost, raw) if mark.key[:2] == GHOST else None
-        task_id = ghost.task_id if ghost is not None else mark.key[-16:]
+        task_id = ghost.task_id if ghost is not None else mark.key[ID_AT:]
         if mark.key[:2] in (FLOWS, OUTBOX):
             task_id = flow_slot_id(mark.key, raw)
         task = attempt(decode_task, raw) if mark.key[:2] == TASK else None

@@ -26,6 +26,7 @@ from ...engine.records.keyspace import (
     BODY_AT,
     BODY_AT_END,
     BODY_FILES,
+    ID_AT,
     body_at_key,
     decode_body_at_key,
 )
@@ -196,7 +197,7 @@ class Bodies:
         """Why the file of a row is not the one that it was written to; empty: it is."""
         lower, upper = body_at_key(row.file, 0, b""), body_at_key(row.file + 1, 0, b"")
         keys = [key for key, _ in overlay.scan(lower, upper, _SAMPLE)[0]]
-        found = overlay.multi_get([BODY + key[-16:] for key in keys])
+        found = overlay.multi_get([BODY + key[ID_AT:] for key in keys])
         rows = [other for raw in found if (other := attempt(decode_body, raw)) is not None]
         sample = [other for other in rows if other.file == row.file and other.size]
         return self.files.problem(row.file, [row, *sample])

@@ -17,7 +17,7 @@ from ...coalescer.group import Group
 from ...coalescer.replicated import ReplicatedCoalescer
 from ...coalescer.shard_status import FAILED, STALLED
 from ...engine.records.compression import Compressor
-from ...engine.records.keyspace import DELAYED, expiry_key, ghost_hash
+from ...engine.records.keyspace import DELAYED, DUE_AT, ID_AT, SEQ_AT, expiry_key, ghost_hash
 from ...engine.records.progress import ProgressRecord
 from ...engine.records.rows import IndexRow, encode_index_row
 from ...engine.records.workflow import HELD_MS
@@ -559,7 +559,7 @@ class EngineState:
             group,
             shard_queue,
             index,
-            (key, key[-16:], row.attempts, row.flags, row.expires_ms, row.record_bytes, record),
+            (key, key[ID_AT:], row.attempts, row.flags, row.expires_ms, row.record_bytes, record),
         )
 
     def note_ready(
@@ -696,7 +696,7 @@ class EngineState:
         group.ops.append((key, None))
         group.dirty[shard_queue] = None
         shard_queue.delayed -= 1
-        if shard_queue.waiting and int.from_bytes(key[-32:-24], "big") >= HELD_MS:
+        if shard_queue.waiting and int.from_bytes(key[DUE_AT:SEQ_AT], "big") >= HELD_MS:
             shard_queue.waiting -= 1
         if shard_queue.delayed_rows is not None:
             row = shard_queue.delayed_rows.discard(key)

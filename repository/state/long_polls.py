@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
 
+from ...engine.records.keyspace import ORDER_AT
 from ...engine.runtime.clock import Clock, TimerHandle
 from ...engine.runtime.event_loop import Future, Spawner
 from ...errors import LodeqError
@@ -272,7 +273,7 @@ class LongPolls:
         """
         sets, own = self._sets, tenant_queue.key
         watch = sets.watch.get(own)
-        if watch is not None and key[-25:] < watch.bound:
+        if watch is not None and key[ORDER_AT:] < watch.bound:
             watch.notice(None)
         if sets.any_keys:
             sets.ready_of_any(tenant_queue, key)

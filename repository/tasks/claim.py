@@ -14,7 +14,7 @@ from typing import Any
 from ...coalescer.group import Group
 from ...engine.records.attempts import REASON_BYTES_MAX
 from ...engine.records.events import CLAIMED
-from ...engine.records.keyspace import READY, TASK, check_name
+from ...engine.records.keyspace import ORDER_AT, READY, TASK, check_name
 from ...engine.records.policy import decode_policy
 from ...engine.records.result import Status
 from ...engine.records.rows import MOVED_ROW, IndexRow
@@ -162,7 +162,7 @@ def _run(
 
 def _location(shard_queue: ShardQueue, row: Row) -> TaskLocation:
     key, raw_id, attempts, flags, expires_ms, size, _ = row
-    value = IndexRow(flags, 9 - key[-25], attempts, size, expires_ms, b"")
+    value = IndexRow(flags, 9 - key[ORDER_AT], attempts, size, expires_ms, b"")
     return TaskLocation(raw_id, shard_queue, READY, key, value, bool(flags & MOVED_ROW))
 
 

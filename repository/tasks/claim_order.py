@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from ...coalescer.shard_status import STALLED
 from ...engine.records.compression import VALUE_BYTES_MAX
-from ...engine.records.keyspace import prefix_end
+from ...engine.records.keyspace import ID_AT, ORDER_AT, SEQ_AT, prefix_end
 from ...engine.records.rows import decode_index_row
 from ...errors import InvariantError, RecordCorruptError
 from ..state.caches.claim_sets import NO_ROW, ClaimSet, Slot
@@ -87,7 +87,7 @@ def refill(
             except RecordCorruptError as error:
                 state.anomaly(f"shard {shard_queue.shard.index}: index row {key!r}: {error}")
                 continue
-            rows.append((key, key[-16:], attempts, flags, expires_ms, size, None))
+            rows.append((key, key[ID_AT:], attempts, flags, expires_ms, size, None))
         ready_cache.refill(rows, edge)
 
 
@@ -182,7 +182,7 @@ def head_seq(state: EngineState, tenant_queue: TenantQueue) -> int | None:
     _renew_probes(state)
     oldest: int | None = None
     for _, _, row in _heads(state, tenant_queue, may_rescan=False):  # looking changes nothing
-        seq = int.from_bytes(row[0][-24:-16], "big")
+        seq = int.from_bytes(row[0][SEQ_AT:ID_AT], "big")
         if oldest is None or seq < oldest:
             oldest = seq
     return oldest
@@ -213,7 +213,7 @@ def _best(state: EngineState, tenant_queue: TenantQueue, *, may_rescan: bool) ->
             continue
         first = head(state, shard_queue, may_rescan=may_rescan)
         if first is not None:
-            order = first[1][0][-25:]  # inverted priority, seq, id
+            order = first[1][0][ORDER_AT:]  # inverted priority, seq, id
             if best is None or order < best[0]:
                 best = (order, shard_queue, first[0])
     return best
@@ -292,7 +292,7 @@ def _pick_sharded(
     for shard_queue in tenant_queue.shard_queues:
         first = None if shard_queue is None else head(state, shard_queue, may_rescan=not out)
         if shard_queue is not None and first is not None:
-            heads.append((first[1][0][-25:], shard_queue.shard.index, first[0]))
+            heads.append((first[1][0][ORDER_AT:], shard_queue.shard.index, first[0]))
     heapify(heads)
     while heads and len(out) < limit and bytes_left > 0:
         _, nth, index = heappop(heads)
@@ -303,7 +303,7 @@ def _pick_sharded(
             continue
         rows = ready_cache.rows
         most = min(limit, len(out) + shard_queue.ready)  # a counter never goes below zero
-        while rows and len(out) < most and bytes_left > 0 and rows[0][0][-25:] < until:
+        while rows and len(out) < most and bytes_left > 0 and rows[0][0][ORDER_AT:] < until:
             row = rows.popleft()
             bytes_left -= claim_cost(row[5])
             if row[6] is not None:
@@ -313,7 +313,7 @@ def _pick_sharded(
         if len(out) < limit and bytes_left > 0:
             first = head(state, shard_queue, may_rescan=False)
             if first is not None:
-                heappush(heads, (first[1][0][-25:], nth, first[0]))
+                heappush(heads, (first[1][0][ORDER_AT:], nth, first[0]))
     return bytes_left
 
 
@@ -362,7 +362,7 @@ def _oldest(
             continue
         before = now_us - int(boost_after_s * 1e6)
         for shard_queue, index, row in _heads(state, tenant_queue, may_rescan=may_rescan):
-            age = row[0][-24:]  # seq, id
+            age = row[0][SEQ_AT:]  # seq, id
             if int.from_bytes(age[:8], "big") <= before and (best is None or age < best[0]):
                 best = age, shard_queue, index
     return None if best is None else (best[1], best[2])
@@ -452,7 +452,7 @@ def put_back_picked(
         if request is not None:
             uncount(state, request, shard_queue.tenant_queue)
         shard_queue.ready += 1
-        if shard_queue.put(row[0][-25], row) and row[6] is not None:
+        if shard_queue.put(row[0][ORDER_AT], row) and row[6] is not None:
             state.held_bytes += row[5]
         shard_queue.tenant_queue.queue_state.turns.setdefault(shard_queue.tenant_queue.tenant)
         state.claim_sets.touch(shard_queue.tenant_queue)
@@ -570,7 +570,7 @@ def _pick_known(
         if shard_queue.tenant_queue.queue_state.limit is not None:
             break
         row = ready_cache.rows[0]
-        if row[0][-25:] != order or shard_queue.occupied & -shard_queue.occupied != 1 << index:
+        if row[0][ORDER_AT:] != order or shard_queue.occupied & -shard_queue.occupied != 1 << index:
             break
         if shard_queue.shard.coalescer.status > STALLED:
             break
@@ -592,7 +592,7 @@ def _pick_known(
                 state.held_bytes -= row[5]
             out.append((shard_queue, rows.popleft()))
             row = rows[0]
-            order = row[0][-25:]
+            order = row[0][ORDER_AT:]
             if order >= following or len(out) >= limit or bytes_left <= 0:
                 break
             if len(rows) < 2 or shard_queue.ready < 2:
@@ -623,7 +623,7 @@ def _head_in_memory(
         ready_cache = shard_queue.ready_caches[index]
         if ready_cache is None or not ready_cache.rows:
             return False, None
-        order = ready_cache.rows[0][0][-25:]
+        order = ready_cache.rows[0][0][ORDER_AT:]
         if best is None or order < best[0]:
             best = order, shard_queue, index
     return True, best
@@ -667,7 +667,7 @@ def next_of_set(state: EngineState, claim_set: ClaimSet, *, may_rescan: bool) ->
             and ready_cache.rows
             and shard_queue.ready > 0
             and shard_queue.shard.coalescer.status <= STALLED
-            and ready_cache.rows[0][0][-25:] == order
+            and ready_cache.rows[0][0][ORDER_AT:] == order
         ):
             return nth
         heappop(heap)  # the row has gone another way
@@ -698,7 +698,7 @@ def advance(state: EngineState, claim_set: ClaimSet, nth: int, slot: Slot) -> No
         and len(tenant_queue.shard_queues) == 1
         and shard_queue.occupied & -shard_queue.occupied == 1 << index
     ):
-        claim_set.replace_first(nth, ready_cache.rows[0][0][-25:])
+        claim_set.replace_first(nth, ready_cache.rows[0][0][ORDER_AT:])
         return
     if len(tenant_queue.shard_queues) > 1 and not claim_set.has_any:
         _, best = _head_in_memory(tenant_queue)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from ...coalescer.group import Group
 from ...coalescer.shard_status import STALLED
 from ...engine.records.frame import attempt
-from ...engine.records.keyspace import DEAD, LEASE, prefix_end
+from ...engine.records.keyspace import DEAD, ID_AT, LEASE, SEQ_AT, prefix_end
 from ...engine.records.lease import DEAD_LEASE, EXPORTED, LeaseRecord, encode_lease
 from ...engine.records.rows import IndexRow, decode_index_row
 from ...engine.records.task import NO_GHOST, TIMES, lease_fields, record_face
@@ -159,9 +159,9 @@ def _found(shard_queues: Sequence[ShardQueue], most: int) -> list[tuple[_Found, 
                 if size > CLAIM_BYTES_MAX and (taken or some):
                     lower = None
                     break
-                some.append(_Found(key[-24:], key, raw, row, shard_queue))
+                some.append(_Found(key[SEQ_AT:], key, raw, row, shard_queue))
             asked: list[Row] = [
-                (one.key, one.key[-16:], 0, 0, 0, one.row.record_bytes, None) for one in some
+                (one.key, one.key[ID_AT:], 0, 0, 0, one.row.record_bytes, None) for one in some
             ]
             for one, record in zip(some, checked_records(shard, asked), strict=True):
                 if record is not None:
@@ -176,9 +176,9 @@ def _grant(
 ) -> LeaseState:
     """Queue ``-q(x) +l`` and enter the lease. Its dedup key, if it still has one, is left alone."""
     _, key, raw, row, shard_queue = found
-    shard, tenant_queue, task_id = shard_queue.shard, shard_queue.tenant_queue, TaskId(key[-16:])
+    shard, tenant_queue, task_id = shard_queue.shard, shard_queue.tenant_queue, TaskId(key[ID_AT:])
     times, policy, _, _, n_payload, n_face = lease_fields(record)
-    created_us, died_us = TIMES.unpack(times)[0], int.from_bytes(key[-24:-16], "big") * 1000
+    created_us, died_us = TIMES.unpack(times)[0], int.from_bytes(key[SEQ_AT:ID_AT], "big") * 1000
     now_us, now_mono = state.clock.wall_us(), state.clock.mono()
     flags = row.flags << 1 | DEAD_LEASE | (EXPORTED if request.is_exported else 0)
     epoch, token = shard.next_epoch, state.ids.token()

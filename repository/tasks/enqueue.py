@@ -16,7 +16,7 @@ from xxhash import xxh3_64, xxh3_64_digest
 
 from ...coalescer.group import Group
 from ...engine.records.events import ENQUEUED, pack_one
-from ...engine.records.keyspace import TASK, delayed_key
+from ...engine.records.keyspace import ID_AT, TASK, delayed_key
 from ...engine.records.result import Status
 from ...engine.records.rows import (
     BODY_ROW,
@@ -203,7 +203,7 @@ def place(
         group.fresh[key] = len(ops)
         ops.append((key, value))
         state.note_ready(
-            group, shard_queue, index, (key, key[-16:], 0, flags, expires_ms, size, whole)
+            group, shard_queue, index, (key, key[ID_AT:], 0, flags, expires_ms, size, whole)
         )
     else:
         state.put_delayed(group, shard_queue, key, due_ms, value)

@@ -19,7 +19,7 @@ from ...coalescer.group import Group
 from ...coalescer.shard_status import STALLED
 from ...engine.records.events import ENQUEUED, pack_one, pack_run
 from ...engine.records.frame import checksum
-from ...engine.records.keyspace import TASK
+from ...engine.records.keyspace import ID_AT, TASK
 from ...engine.records.result import HAS_VALUE
 from ...engine.records.rows import ready_value
 from ...engine.records.task import NO_GHOST, option_packer
@@ -104,7 +104,7 @@ def place_plain(
         ops.append((key, value))
         size = len(record)
         held += size
-        rows.append((key, key[-16:], 0, 0, 0, size, record))
+        rows.append((key, key[ID_AT:], 0, 0, 0, size, record))
         receipts.append(_receipt(Receipt, (task_id, False, None)))
     state.seq = seq
     if group.events is not None:
@@ -271,7 +271,7 @@ def submit_plain(
     ):
         if not shard_queue.ready:  # else the tenant queue has its turn already
             tenant_queue.queue_state.turns.setdefault(tenant_queue.tenant)
-        ready_cache.rows.append((key, key[-16:], 0, 0, 0, size, record))
+        ready_cache.rows.append((key, key[ID_AT:], 0, 0, 0, size, record))
         shard_queue.occupied |= 1 << PLAIN
         shard_queue.ready += 1
         state.held_bytes += size
@@ -279,7 +279,7 @@ def submit_plain(
         if state.claim_sets.is_noted:
             state.waiters.note(tenant_queue, key)
     else:
-        state.note_ready(group, shard_queue, PLAIN, (key, key[-16:], 0, 0, 0, size, record))
+        state.note_ready(group, shard_queue, PLAIN, (key, key[ID_AT:], 0, 0, 0, size, record))
     receipt: Receipt = _receipt(Receipt, (task_id, False, None))
     if durable is True:
         return coalescer.wait(group, None, is_durable=True), receipt

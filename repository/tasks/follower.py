@@ -18,6 +18,7 @@ from ...engine.records.keyspace import (
     ALL_TENANTS_MARK,
     COUNTERS,
     EXPIRY,
+    ID_AT,
     LEASE,
     LEASE_END,
     OLD_GHOSTS,
@@ -26,6 +27,7 @@ from ...engine.records.keyspace import (
     READY,
     RESULT,
     SECRET,
+    SEQ_AT,
     counters_key,
     decode_counters_key,
     decode_pause_key,
@@ -155,7 +157,7 @@ def foreign_head_seq(tenant_queue: TenantQueue) -> int | None:
                     if shard_queue.ready <= SLICE:
                         rows += scan_back(prefix, prefix_end(prefix), shard_queue.ready)
                     break
-            found += [int.from_bytes(key[-24:-16], "big") for key, _ in rows]
+            found += [int.from_bytes(key[SEQ_AT:ID_AT], "big") for key, _ in rows]
     return min(found, default=None)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ...engine.records.compression import inflate
 from ...engine.records.face import unpack_face
+from ...engine.records.keyspace import ID_AT, SEQ_AT
 from ...engine.records.lease import DEAD_LEASE
 from ...engine.records.policy import Policy, decode_policy
 from ...engine.records.rows import decode_index_row
@@ -213,7 +214,7 @@ class Lease(LeaseState):
         """When the task died; None unless the lease is of a dead letter (``claim(dead=True)``)."""
         if not self.flags & DEAD_LEASE:
             return None
-        return to_datetime(int.from_bytes(self.key[-24:-16], "big") * 1000)
+        return to_datetime(int.from_bytes(self.key[SEQ_AT:ID_AT], "big") * 1000)
 
     @property
     def reason(self) -> str:

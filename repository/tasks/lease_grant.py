@@ -9,7 +9,7 @@ from ...coalescer.group import Group
 from ...coalescer.shard_status import STALLED
 from ...engine.records.events import CLAIMED, pack_one
 from ...engine.records.frame import checksum
-from ...engine.records.keyspace import LEASE
+from ...engine.records.keyspace import ID_AT, LEASE, ORDER_AT, SEQ_AT
 from ...engine.records.lease import EXPORTED, LEASE_MARK, encode_lease_tail, lease_packer
 from ...engine.records.rows import MOVED_ROW
 from ...engine.records.task import ATTEMPTS_MAX, NO_GHOST, lease_fields, record_face
@@ -93,7 +93,7 @@ def grant(
             times = times[:8] + key[-17:-25:-1]
         task_id = raw_id if raw_id.__class__ is TaskId else _as_task_id(raw_id)
         attempt = attempts + 1 if attempts < ATTEMPTS_MAX else attempts  # imported, as a rule
-        lease_flags, priority = flags << 1 | exported, 9 - key[-25]
+        lease_flags, priority = flags << 1 | exported, 9 - key[ORDER_AT]
         epoch, token = shard.next_epoch, ids.tokens.pop() if ids.tokens else ids.token()
         if ghost == NO_GHOST:
             pack, tail = tails.get((policy, worker)) or lease_tail(policy, shard_queue, worker)
@@ -135,7 +135,7 @@ def grant(
             ops.append(op)
         shard.next_epoch = epoch + 1
         shard_queue.leased += 1
-        flow.claim(now_us - int.from_bytes(key[-24:-16], "big"))
+        flow.claim(now_us - int.from_bytes(key[SEQ_AT:ID_AT], "big"))
         live[task_id] = lease
         leases.append(lease)
     state.deadlines.watch(leases[before:] if before else leases)
@@ -164,9 +164,9 @@ def _first_shard_queue(shard_queues: list[ShardQueue | None]) -> ShardQueue | No
         if first is None:
             first, key = shard_queue, ready_cache.rows[0][0]
             continue
-        other = ready_cache.rows[0][0][-25:]  # inverted priority, seq, id
+        other = ready_cache.rows[0][0][ORDER_AT:]  # inverted priority, seq, id
         if not order:
-            order = key[-25:]
+            order = key[ORDER_AT:]
         if other < order:
             first, order = shard_queue, other
     return first
@@ -237,7 +237,7 @@ def take_one(
         grant(state, request, group, shard_queue, ((row, record),), now_us, now_mono, leases)
         emit_leases(group, CLAIMED, leases, now_us)
     else:
-        worker, lease_s, priority = request.worker, request.lease_s, 9 - key[-25]
+        worker, lease_s, priority = request.worker, request.lease_s, 9 - key[ORDER_AT]
         lease_flags = EXPORTED if request.is_exported else 0
         epoch, tokens = shard.next_epoch, state.ids.tokens
         token = tokens.pop() if tokens else state.ids.token()
@@ -286,7 +286,7 @@ def take_one(
         shard_queue.leased += 1
         flow = tenant_queue.flow
         flow.claimed += 1
-        flow.waited_us += now_us - int.from_bytes(key[-24:-16], "big")
+        flow.waited_us += now_us - int.from_bytes(key[SEQ_AT:ID_AT], "big")
         group.dirty[shard_queue] = None
         state.leases[task_id] = lease
     ready_cache.rows.popleft()  # not before: whatever was raised there, the task is still in line

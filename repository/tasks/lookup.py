@@ -14,6 +14,7 @@ from ...engine.records.frame import attempt
 from ...engine.records.keyspace import (
     DEAD,
     DELAYED,
+    ID_AT,
     MOVED,
     PROGRESS,
     RESULT,
@@ -347,7 +348,7 @@ def indexed_task(
         row: its value.
         payloads: ``none`` reads no body; see ``Payloads``.
     """
-    return row_task(state, key, row, sound_task(shard, key[-16:]), payloads)
+    return row_task(state, key, row, sound_task(shard, key[ID_AT:]), payloads)
 
 
 def row_task(

@@ -19,7 +19,7 @@ from ...coalescer.group import Group
 from ...coalescer.shard_status import STALLED
 from ...engine.records.events import ENQUEUED, pack_one
 from ...engine.records.frame import checksum
-from ...engine.records.keyspace import GHOST, TASK, delayed_key, ghost_hash
+from ...engine.records.keyspace import GHOST, ID_AT, TASK, delayed_key, ghost_hash
 from ...engine.records.rows import (
     KEYED_FORM,
     MOVED_ROW,
@@ -201,7 +201,7 @@ def place_task(
     ops = group.ops
     ops.append((TASK + task_id, record))
     if due_ms:
-        held = (key, key[-16:], priority, 0, 0, expires_ms, size, record, later)
+        held = (key, key[ID_AT:], priority, 0, 0, expires_ms, size, record, later)
         state.put_delayed(group, shard_queue, key, due_ms, value, held)
     else:
         group.fresh[key] = len(ops)
@@ -226,7 +226,7 @@ def place_task(
             and (not ready_cache.rows or key > ready_cache.rows[-1][0])
             and state.held_bytes < state.held_bytes_max
         ):
-            ready_cache.rows.append((key, key[-16:], 0, 0, expires_ms, size, record))
+            ready_cache.rows.append((key, key[ID_AT:], 0, 0, expires_ms, size, record))
             shard_queue.occupied |= 1 << index
             shard_queue.ready += 1
             state.held_bytes += size
@@ -235,7 +235,7 @@ def place_task(
                 state.waiters.note(shard_queue.tenant_queue, key)
         else:
             state.note_ready(
-                group, shard_queue, index, (key, key[-16:], 0, 0, expires_ms, size, record)
+                group, shard_queue, index, (key, key[ID_AT:], 0, 0, expires_ms, size, record)
             )
     if entry:
         ops.append((GHOST + ghost, entry))
@@ -398,7 +398,7 @@ def submit_keyed(
         and (not ready_cache.rows or ready > ready_cache.rows[-1][0])
         and state.held_bytes < state.held_bytes_max
     ):
-        ready_cache.rows.append((ready, ready[-16:], 0, 0, 0, size, record))
+        ready_cache.rows.append((ready, ready[ID_AT:], 0, 0, 0, size, record))
         shard_queue.occupied |= 1 << index
         shard_queue.ready += 1
         state.held_bytes += size
@@ -406,7 +406,7 @@ def submit_keyed(
         if state.claim_sets.is_noted:
             state.waiters.note(tenant_queue, ready)
     else:
-        state.note_ready(group, shard_queue, index, (ready, ready[-16:], 0, 0, 0, size, record))
+        state.note_ready(group, shard_queue, index, (ready, ready[ID_AT:], 0, 0, 0, size, record))
     receipt: Receipt = _receipt(Receipt, (task_id, False, None))
     if durable is True:
         return coalescer.wait(group, None, is_durable=True), receipt
@@ -588,7 +588,7 @@ def submit_tasks(
                     group.fresh[row_key] = len(ops)
                 ops.append((row_key, value))
                 n = len(record)
-                rows.append((row_key, row_key[-16:], 0, 0, 0, n, record))
+                rows.append((row_key, row_key[ID_AT:], 0, 0, 0, n, record))
                 held += n
             elif shard_queue is not None:
                 place_task(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from xxhash import xxh3_64_digest
 
-from ...engine.records.keyspace import TASK
+from ...engine.records.keyspace import ORDER_AT, TASK
 from ...engine.records.task import BODY_FLAG, TASK_HEAD
 from ...errors import CorruptionError, LodeqError
 from ..state.caches.ready_cache import ReadyCache, Row
@@ -38,7 +38,7 @@ def records_of(state: EngineState, picked: list[tuple[ShardQueue, Row]]) -> list
             if shard not in missing:
                 missing[shard], caches[shard] = [], {}
             missing[shard].append(i)
-            cache = shard_queue.ready_caches[row[0][-25]]
+            cache = shard_queue.ready_caches[row[0][ORDER_AT]]
             if cache is not None and cache.rows:
                 caches[shard][cache] = None
     for shard, indexes in missing.items():

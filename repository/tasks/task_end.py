@@ -16,8 +16,10 @@ from ...engine.records.events import COMPLETED, DIED, NACKED, RELEASED, pack_one
 from ...engine.records.frame import attempt, checksum
 from ...engine.records.keyspace import (
     ATTEMPTS,
+    ID_AT,
     LEASE,
     MOVED,
+    ORDER_AT,
     PROGRESS,
     RESULT,
     TASK,
@@ -572,7 +574,7 @@ def step_behind(
     due_ms = now_us // 1000 + STEP_MS
     later = delayed_key(shard_queue.prefix, due_ms, state.next_seq(now_us), task_id)
     packed = encode_index_row(
-        IndexRow(flags | MOVED_ROW, 9 - key[-25], attempts, size, expires_ms, reason)
+        IndexRow(flags | MOVED_ROW, 9 - key[ORDER_AT], attempts, size, expires_ms, reason)
     )
     group.ops += ((key, None), (MOVED + task_id, encode_moved(Moved(attempts, later))))
     state.put_delayed(group, shard_queue, later, due_ms, packed)
@@ -591,7 +593,7 @@ def bury_row(
     """
     key, task_id, attempts, flags, _, size, _ = row
     now_us = state.clock.wall_us()
-    priority = 9 - key[-25]
+    priority = 9 - key[ORDER_AT]
     result = _damaged_result(
         state, shard_queue, task_id, Status.DEAD, priority, attempts, reason, now_us
     )
@@ -793,7 +795,7 @@ def put_back(
         packed, size = encode_index_row(row), lease.record_bytes
         kept = None if lease.record is None or is_streamed(lease.record) else lease.record
         facts = (row.priority, attempts, row.flags, row.expires_ms, size, kept)
-        held = (key, key[-16:], *facts, packed)  # it is the ready row's value, too
+        held = (key, key[ID_AT:], *facts, packed)  # it is the ready row's value, too
         state.put_delayed(group, shard_queue, key, now_us // 1000 + delay_ms, packed, held)
     else:
         state.put_ready(group, shard_queue, 9 - lease.priority, key, task_id, row)

@@ -21,7 +21,19 @@ from typing import Final
 
 from ...coalescer.group import Group
 from ...engine.records.frame import attempt
-from ...engine.records.keyspace import DEAD, LEASE, MOVED, OUTBOX, OUTBOX_END, READY, RESULT, TASK
+from ...engine.records.keyspace import (
+    DEAD,
+    DUE_AT,
+    ID_AT,
+    LEASE,
+    MOVED,
+    OUTBOX,
+    OUTBOX_END,
+    READY,
+    RESULT,
+    SEQ_AT,
+    TASK,
+)
 from ...engine.records.lease import DEAD_LEASE, decode_lease, encode_lease
 from ...engine.records.result import Status, decode_result, encode_result
 from ...engine.records.rows import MOVED_ROW, Moved, encode_index_row, encode_moved
@@ -381,7 +393,7 @@ class Joins:
             location = task_location(self._state, shard, task_id)
             if location is None or location.kind != DEAD:
                 return False
-            ended_ms = int.from_bytes(location.key[-24:-16], "big")
+            ended_ms = int.from_bytes(location.key[SEQ_AT:ID_AT], "big")
         return self._state.clock.wall_us() // 1000 - ended_ms < KEPT_MS
 
     def sweep(self, shard: Shard, group: Group, join: bytes) -> None:
@@ -685,7 +697,7 @@ class Joins:
         if location.kind == READY:
             state.put_ready(group, shard_queue, 9 - row.priority, key, source, row)
         else:
-            due_ms = int.from_bytes(key[-32:-24], "big")
+            due_ms = int.from_bytes(key[DUE_AT:SEQ_AT], "big")
             state.put_delayed(group, shard_queue, key, due_ms, encode_index_row(row))
 
     def _send(self, shard: Shard) -> Iterator[dict[Shard, Group]]:

@@ -17,6 +17,7 @@ from xxhash import xxh3_64_intdigest
 from ....errors import CorruptionError, RecordCorruptError
 from ...records import keyspace as ks
 from ...records.attempts import decode_attempts
+from ...records.keyspace import ID_AT, SEQ_AT
 from ...records.lease import DEAD_LEASE
 from ...records.result import HAS_ATTEMPTS
 from ...records.rows import decode_body, decode_body_at, decode_expiry, decode_moved
@@ -252,7 +253,7 @@ class Facts:
             if not isinstance(page, IndexPage):
                 raise TypeError(page)
             size, flags = page.tail.itemsize, page.field("flags")
-            seqs = np.frombuffer(b"".join([key[-24:-16] for key in page.keys]), ">i8")
+            seqs = np.frombuffer(b"".join([key[SEQ_AT:ID_AT] for key in page.keys]), ">i8")
             return {
                 "tenant_queue": self.tenant_queues.of_prefixes([key[:-size] for key in page.keys]),
                 "kind": np.full(page.count, page.letter[0], np.uint8),
@@ -317,7 +318,7 @@ class Facts:
         hashes: list[bytes] = []
 
         def fields(page: Page) -> dict[str, Numbers]:
-            hashes.append(b"".join([key[-16:] for key in page.keys]))
+            hashes.append(b"".join([key[ID_AT:] for key in page.keys]))
             return {"expires": page.field("expires").astype(np.int64)}
 
         table = self._table(self._pages(GhostPage, ks.GHOST, ks.GHOST_END), fields)

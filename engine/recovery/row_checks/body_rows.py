@@ -23,6 +23,7 @@ from typing import Final, Protocol
 from ....errors import CorruptionError, RecordCorruptError
 from ...records import keyspace as ks
 from ...records.frame import attempt
+from ...records.keyspace import ID_AT
 from ...records.rows import (
     BodyRow,
     decode_body,
@@ -87,7 +88,7 @@ def strange_bodies(walk: Walk) -> Iterator[list[BodyFinding]]:
             if (what := _wrong_with(walk, key, raw)) is not None
         ]
     for rows in walk.pages(ks.BODY_AT, ks.BODY_AT_END):
-        yield [(_useless(key), key[-16:]) for key, _ in rows if not _may_be_used(walk, key)]
+        yield [(_useless(key), key[ID_AT:]) for key, _ in rows if not _may_be_used(walk, key)]
 
 
 def _useless(key: bytes) -> str:
@@ -143,11 +144,11 @@ def rows_of_file(view: StoreView, file: int) -> Iterator[tuple[bytes, BodyRow]]:
     lower, upper = ks.body_at_key(file, 0, b""), ks.body_at_key(file + 1, 0, b"")
     while rows := view.scan(lower, upper, _PAGE):
         lower = rows[-1][0] + b"\0"
-        found = view.multi_get([ks.BODY + key[-16:] for key, _ in rows])
+        found = view.multi_get([ks.BODY + key[ID_AT:] for key, _ in rows])
         for (key, _), raw in zip(rows, found, strict=True):
             row = attempt(decode_body, raw)
             if row is not None and row.size and row.file == file:
-                yield key[-16:], row
+                yield key[ID_AT:], row
 
 
 def find_bodies(

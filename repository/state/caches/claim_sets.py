@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from ....engine.records.keyspace import ORDER_AT
+
 if TYPE_CHECKING:
     from ..queue_state import ShardQueue, TenantQueue
 
@@ -256,7 +258,7 @@ class ClaimSets:
     def ready_of_any(self, tenant_queue: TenantQueue, key: bytes) -> None:
         """Rows became ready there, the first with this key: notice who has all tenants."""
         watch = self.watch.get(tenant_queue.any_key)
-        if watch is not None and key[-25:] < watch.bound:
+        if watch is not None and key[ORDER_AT:] < watch.bound:
             watch.notice(None)
 
     def touch(self, tenant_queue: TenantQueue) -> None:

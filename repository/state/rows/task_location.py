@@ -15,11 +15,13 @@ from ....engine.records.keyspace import (
     ATTEMPTS,
     DEAD,
     DELAYED,
+    DUE_AT,
     GHOST,
     LEASE,
     MOVED,
     READY,
     RESULT,
+    SEQ_AT,
     TASK,
     decode_index_key,
     delayed_key,
@@ -79,12 +81,12 @@ class TaskLocation(NamedTuple):
     @property
     def state(self) -> str:
         """ready, delayed, waiting or dead."""
-        return state_name(self.kind, int.from_bytes(self.key[-32:-24], "big"))
+        return state_name(self.kind, int.from_bytes(self.key[DUE_AT:SEQ_AT], "big"))
 
     @property
     def is_waiting(self) -> bool:
         """Whether it waits for others, and not for a time."""
-        return self.kind == DELAYED and int.from_bytes(self.key[-32:-24], "big") >= HELD_MS
+        return self.kind == DELAYED and int.from_bytes(self.key[DUE_AT:SEQ_AT], "big") >= HELD_MS
 
 
 def first_key(task_id: bytes, task: TaskRecord) -> bytes:

@@ -14,9 +14,11 @@ from ....engine.records.keyspace import (
     DEAD,
     DELAYED,
     GHOST,
+    ID_AT,
     MOVED,
     READY,
     RESULT,
+    SEQ_AT,
     TASK,
     delayed_key,
     pause_key,
@@ -231,9 +233,9 @@ class _Taker:
         self.count = 0
 
     def __call__(self, group: Group, shard_queue: ShardQueue, key: bytes) -> bool:
-        if shard_queue.tenant_queue not in self._meant or key[-24:-16] > self._last:
+        if shard_queue.tenant_queue not in self._meant or key[SEQ_AT:ID_AT] > self._last:
             return False
-        location = task_location(self._state, shard_queue.shard, key[-16:])
+        location = task_location(self._state, shard_queue.shard, key[ID_AT:])
         if location is None or not is_meant(shard_queue.shard) or not self._act(group, location):
             return False
         self.count += 1
@@ -277,7 +279,7 @@ def _ranges(
                     except CorruptionError:  # the others are meant all the same
                         key = None
                     if key is not None:  # later than now where the clock has stepped back
-                        last = max(last, key[-24:-16])
+                        last = max(last, key[SEQ_AT:ID_AT])
                     yield _Range(shard_queue, lower, upper, last, shard_queue.dead)
 
 
@@ -285,7 +287,7 @@ def _location_of_row(
     state: EngineState, shard_queue: ShardQueue, key: bytes, raw: bytes
 ) -> TaskLocation | None:
     """Location of a scanned row, from the row alone where nothing else can be read."""
-    task_id = key[-16:]
+    task_id = key[ID_AT:]
     if task_id in state.leases:
         return None
     try:
@@ -319,7 +321,7 @@ async def _each(
         lower = max(lower, min(found.upper, found.shard_queue.floor(READY)))  # as the caches know
     pages = Pages(state, shard, lower, found.upper, SLICE, for_writing=True)
     while left > 0 and (rows := await pages.following()):
-        meant = [row for row in rows if row[0][-24:-16] <= found.last][:left]
+        meant = [row for row in rows if row[0][SEQ_AT:ID_AT] <= found.last][:left]
         left -= len(meant)
         if meant:
             count += await _act_on(state, found.shard_queue, meant, act)

@@ -17,9 +17,11 @@ from ....engine.records.frame import attempt
 from ....engine.records.keyspace import (
     DEAD,
     DELAYED,
+    DUE_AT,
     MOVED,
     READY,
     RESULT,
+    SEQ_AT,
     decode_index_key,
     expiry_key,
 )
@@ -406,6 +408,6 @@ def _reprioritise(
     if location.kind == READY:
         state.put_ready(group, shard_queue, 9 - priority, key, task.id, row)
     else:
-        due_ms = int.from_bytes(key[-32:-24], "big")
+        due_ms = int.from_bytes(key[DUE_AT:SEQ_AT], "big")
         state.put_delayed(group, shard_queue, key, due_ms, encode_index_row(row))
     return None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Final, NamedTuple
 
 from ....engine.records.frame import attempt
-from ....engine.records.keyspace import TASK
+from ....engine.records.keyspace import ID_AT, TASK
 from ....engine.records.rows import IndexRow, decode_index_row
 from ....engine.records.task import TaskRecord, decode_task
 from ....errors import CorruptionError
@@ -195,7 +195,7 @@ class RowSearch:
         self.looks += 1
         record = task = None
         if self._test.of_key(here, key):
-            name = TASK + key[-16:]
+            name = TASK + key[ID_AT:]
             record = shard.store.get(name) if self._is_beside else shard.overlay.get_sound(name)
             # Without a record it is damaged, unless it has ended since its row was read.
             is_there = record is not None or self._has_row(shard, key)

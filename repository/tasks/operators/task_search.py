@@ -19,7 +19,7 @@ from heapq import merge
 from typing import Final
 
 from ....engine.records.frame import attempt
-from ....engine.records.keyspace import DEAD, DELAYED, READY, prefix_end
+from ....engine.records.keyspace import DEAD, DELAYED, ID_AT, READY, SEQ_AT, prefix_end
 from ....engine.records.result import decode_result
 from ....engine.records.result_glance import ANY_TIME, ResultGlance
 from ....engine.records.rows import IndexRow, decode_index_row
@@ -332,7 +332,7 @@ class TaskSearch:
     # What follows is called in the thread that reads.
 
     def _may_be_meant(self, here: RowRange, key: bytes) -> bool:
-        if self._digits and not key[-16:].hex().startswith(self._digits):
+        if self._digits and not key[ID_AT:].hex().startswith(self._digits):
             return False
         return self._was_there(key, here.state)
 
@@ -351,10 +351,10 @@ class TaskSearch:
     def _was_there(self, position: bytes, state: str) -> bool:
         """Whether a task was there when the search began."""
         if state in PENDING:
-            return int.from_bytes(position[-24:-16], "big") <= self.seq
+            return int.from_bytes(position[SEQ_AT:ID_AT], "big") <= self.seq
         if state == "leased":
             return int.from_bytes(position[:8], "big") <= self.started_us
-        return int.from_bytes(position[-24:-16], "big") <= self.started_us // 1000  # dead
+        return int.from_bytes(position[SEQ_AT:ID_AT], "big") <= self.started_us // 1000  # dead
 
     def _means(self, task: Task) -> bool:
         meant = self._meant
