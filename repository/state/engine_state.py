@@ -38,7 +38,7 @@ from ..model.values import Codec, Limits
 from . import engine_log
 from .caches.claim_sets import ClaimSets
 from .caches.delayed_cache import DelayedCache, DelayedRow, held_bytes_of
-from .caches.ready_cache import WINDOW_ROWS, ReadyCache, RowFacts
+from .caches.ready_cache import READY_ROWS, RECORD, SIZE, ReadyCache, RowFacts
 from .deadlines import Deadlines
 from .function_counts import FunctionCounts
 from .home_shard import HomeShard
@@ -567,7 +567,7 @@ class EngineState:
         group: Group,
         shard_queue: ShardQueue,
         index: int,
-        window_row: tuple[bytes, bytes, int, int, int, int, bytes | None],
+        cached_row: tuple[bytes, bytes, int, int, int, int, bytes | None],
     ) -> None:
         """The memory side of ``put_ready``; the row itself is queued by the caller.
 
@@ -575,13 +575,13 @@ class EngineState:
             group: the open group of the task's shard; the rows go into it.
             shard queue: where it becomes ready.
             index: 9 - priority.
-            window_row: as ``ReadyCache`` holds it.
+            cached_row: as ``ReadyCache`` holds it.
         """
         shard_queue.ready += 1
         group.dirty[shard_queue] = None
-        record = window_row[6]
+        record = cached_row[RECORD]
         if record is not None and self.held_bytes >= self.held_bytes_max:
-            window_row, record = (*window_row[:6], None), None
+            cached_row, record = (*cached_row[:6], None), None
         ready_cache = shard_queue.ready_caches[index]
         if (
             ready_cache is not None
@@ -595,16 +595,16 @@ class EngineState:
         if (
             ready_cache is not None
             and ready_cache.is_complete
-            and len(ready_cache.rows) < (ready_cache.cap if record is not None else WINDOW_ROWS)
-            and (not ready_cache.rows or window_row[0] > ready_cache.rows[-1][0])
+            and len(ready_cache.rows) < (ready_cache.cap if record is not None else READY_ROWS)
+            and (not ready_cache.rows or cached_row[0] > ready_cache.rows[-1][0])
         ):
-            ready_cache.rows.append(window_row)
+            ready_cache.rows.append(cached_row)
             shard_queue.occupied |= 1 << index
             if record is not None:
-                self.held_bytes += window_row[5]
+                self.held_bytes += cached_row[SIZE]
         else:
-            if shard_queue.put(index, window_row) and record is not None:
-                self.held_bytes += window_row[5]
+            if shard_queue.put(index, cached_row) and record is not None:
+                self.held_bytes += cached_row[SIZE]
             ready_cache = shard_queue.ready_caches[index]
             if ready_cache is not None and ready_cache.lost_bytes:
                 self.held_bytes -= ready_cache.lost_bytes
@@ -614,7 +614,7 @@ class EngineState:
         if tenant_queue.tenant not in queue_state.turns:
             queue_state.turns[tenant_queue.tenant] = None
         if self.claim_sets.is_noted:
-            self.waiters.note(tenant_queue, window_row[0])
+            self.waiters.note(tenant_queue, cached_row[0])
 
     def ahead_bytes(self, cache: ReadyCache) -> int:
         """How many bytes of records may be read ahead for ``cache``, which a claim works on.
@@ -640,8 +640,8 @@ class EngineState:
         group.dirty[shard_queue] = None
         shard_queue.ready -= 1
         row = shard_queue.discard(key)
-        if row is not None and row[6] is not None:
-            self.held_bytes -= row[5]
+        if row is not None and row[RECORD] is not None:
+            self.held_bytes -= row[SIZE]
         if not shard_queue.ready and self.claim_sets.sets:
             self.claim_sets.emptied(shard_queue.tenant_queue, None)
 
@@ -717,7 +717,9 @@ class EngineState:
         for ready_cache in shard_queue.ready_caches:
             if ready_cache is not None:
                 self.ahead.pop(ready_cache, None)
-                self.held_bytes -= sum([row[5] for row in ready_cache.rows if row[6] is not None])
+                self.held_bytes -= sum(
+                    [row[SIZE] for row in ready_cache.rows if row[RECORD] is not None]
+                )
                 self.held_bytes -= ready_cache.lost_bytes
                 ready_cache.lost_bytes = 0
 

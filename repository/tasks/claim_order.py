@@ -19,7 +19,7 @@ from ...engine.records.keyspace import ID_AT, ORDER_AT, SEQ_AT, prefix_end
 from ...engine.records.rows import decode_index_row
 from ...errors import InvariantError, RecordCorruptError
 from ..state.caches.claim_sets import NO_ROW, ClaimSet, Slot
-from ..state.caches.ready_cache import WINDOW_ROWS, ReadyCache, Row, RowFacts
+from ..state.caches.ready_cache import READY_ROWS, RECORD, SIZE, ReadyCache, Row, RowFacts
 from ..state.engine_state import EngineState
 from ..state.long_polls import ClaimRequest
 from ..state.queue_state import QueueState, ShardQueue, TenantQueue
@@ -41,7 +41,7 @@ __all__ = [
 
 CLAIM_BYTES_MAX = 4 << 20
 STREAMED_COST: Final = 64 << 10  # of a task whose payload stays in its file: its headers
-REFILL_ROWS = WINDOW_ROWS // 2
+REFILL_ROWS = READY_ROWS // 2
 BOOST_EVERY: Final = 8
 LAST_ORDER: Final = b"\xff"  # behind every (inverted priority, seq, id)
 
@@ -225,8 +225,8 @@ def _pop(state: EngineState, shard_queue: ShardQueue, index: int) -> Picked:
         raise InvariantError("a row was picked from a ready cache that is not there")
     row = ready_cache.rows.popleft()
     shard_queue.ready -= 1
-    if row[6] is not None:
-        state.held_bytes -= row[5]
+    if row[RECORD] is not None:
+        state.held_bytes -= row[SIZE]
     return shard_queue, row
 
 
@@ -266,9 +266,9 @@ def _pick_rows(
         most = min(limit, len(out) + shard_queue.ready)  # a counter never goes below zero
         while rows and len(out) < most and bytes_left > 0:
             row = rows.popleft()
-            size = row[5]
+            size = row[SIZE]
             bytes_left -= size if size <= VALUE_BYTES_MAX else STREAMED_COST
-            if row[6] is not None:
+            if row[RECORD] is not None:
                 state.held_bytes -= size
             shard_queue.ready -= 1
             out.append((shard_queue, row))
@@ -286,7 +286,7 @@ def _pick_sharded(
         best = _best(state, tenant_queue, may_rescan=not out)
         if best is not None and len(out) < limit and bytes_left > 0:
             out.append(_pop(state, best[1], best[2]))
-            bytes_left -= claim_cost(out[-1][1][5])
+            bytes_left -= claim_cost(out[-1][1][SIZE])
         return bytes_left
     heads: list[tuple[bytes, int, int]] = []  # of each shard: order, number, 9 - priority
     for shard_queue in tenant_queue.shard_queues:
@@ -305,9 +305,9 @@ def _pick_sharded(
         most = min(limit, len(out) + shard_queue.ready)  # a counter never goes below zero
         while rows and len(out) < most and bytes_left > 0 and rows[0][0][ORDER_AT:] < until:
             row = rows.popleft()
-            bytes_left -= claim_cost(row[5])
-            if row[6] is not None:
-                state.held_bytes -= row[5]
+            bytes_left -= claim_cost(row[SIZE])
+            if row[RECORD] is not None:
+                state.held_bytes -= row[SIZE]
             shard_queue.ready -= 1
             out.append((shard_queue, row))
         if len(out) < limit and bytes_left > 0:
@@ -336,7 +336,7 @@ def _pick_fair(
                 state.queue_limits.picked(tenant_queue.queue_state, 1)
                 if state.claim_sets.sets and not tenant_queue.ready:
                     state.claim_sets.emptied(tenant_queue, None)
-                bytes_left -= claim_cost(out[-1][1][5])
+                bytes_left -= claim_cost(out[-1][1][SIZE])
                 continue
             until = 1  # nothing is overdue: the turn passes
         before = len(out)
@@ -452,8 +452,8 @@ def put_back_picked(
         if request is not None:
             uncount(state, request, shard_queue.tenant_queue)
         shard_queue.ready += 1
-        if shard_queue.put(row[0][ORDER_AT], row) and row[6] is not None:
-            state.held_bytes += row[5]
+        if shard_queue.put(row[0][ORDER_AT], row) and row[RECORD] is not None:
+            state.held_bytes += row[SIZE]
         shard_queue.tenant_queue.queue_state.turns.setdefault(shard_queue.tenant_queue.tenant)
         state.claim_sets.touch(shard_queue.tenant_queue)
 
@@ -538,7 +538,7 @@ def _pick_merged(
             advance(state, claim_set, nth, slot)
         if request.boosts:
             state.merged_claims += 1
-        bytes_left -= claim_cost(picked[1][5])
+        bytes_left -= claim_cost(picked[1][SIZE])
 
 
 def _note_limited(state: EngineState, claim_set: ClaimSet, queue_state: QueueState) -> None:
@@ -587,9 +587,9 @@ def _pick_known(
             turns.move_to_end(tenant)
         while True:  # a run of this key and shard: up to where another one has the best
             shard_queue.ready -= 1
-            bytes_left -= claim_cost(row[5])
-            if row[6] is not None:
-                state.held_bytes -= row[5]
+            bytes_left -= claim_cost(row[SIZE])
+            if row[RECORD] is not None:
+                state.held_bytes -= row[SIZE]
             out.append((shard_queue, rows.popleft()))
             row = rows[0]
             order = row[0][ORDER_AT:]

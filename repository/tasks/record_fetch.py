@@ -12,7 +12,7 @@ from xxhash import xxh3_64_digest
 from ...engine.records.keyspace import ORDER_AT, TASK
 from ...engine.records.task import BODY_FLAG, TASK_HEAD
 from ...errors import CorruptionError, LodeqError
-from ..state.caches.ready_cache import ReadyCache, Row
+from ..state.caches.ready_cache import RECORD, SIZE, ReadyCache, Row
 from ..state.engine_state import AHEAD_BYTES_MAX, EngineState
 from ..state.queue_state import Shard, ShardQueue
 
@@ -27,13 +27,13 @@ def records_of(state: EngineState, picked: list[tuple[ShardQueue, Row]]) -> list
 
     None where it is missing or damaged.
     """
-    records = [row[6] for _, row in picked]
+    records = [row[RECORD] for _, row in picked]
     if all(records):
         return records
     missing: dict[Shard, list[int]] = {}
     caches: dict[Shard, dict[ReadyCache, None]] = {}
     for i, (shard_queue, row) in enumerate(picked):
-        if row[6] is None:
+        if row[RECORD] is None:
             shard = shard_queue.shard
             if shard not in missing:
                 missing[shard], caches[shard] = [], {}
@@ -49,7 +49,7 @@ def records_of(state: EngineState, picked: list[tuple[ShardQueue, Row]]) -> list
             next_rows = cache.without_record(min(bytes_left, state.ahead_bytes(cache)))
             if next_rows:
                 ahead.append((cache, next_rows))
-                bytes_left -= sum([row[5] for row in next_rows])
+                bytes_left -= sum([row[SIZE] for row in next_rows])
                 rows += next_rows
         found = checked_records(shard, rows)
         for i, record in zip(indexes, found, strict=False):
@@ -70,7 +70,7 @@ def checked_records(shard: Shard, rows: list[Row]) -> list[bytes | None]:
         shard: of all of them.
         rows: at any key: their ids and sizes are looked at.
     """
-    found = read_records(shard, [TASK + row[1] for row in rows], sum([row[5] for row in rows]))
+    found = read_records(shard, [TASK + row[1] for row in rows], sum([row[SIZE] for row in rows]))
     least = TASK_HEAD.size
     for i, raw in enumerate(found):
         if raw is None:

@@ -9,7 +9,7 @@ from support_faults import faulty
 import lodeq
 import lodeq.testing
 from lodeq import Backoff, DuplicateTaskError, LeaseLostError, NewTask
-from lodeq.repository.state.caches.ready_cache import WINDOW_ROWS
+from lodeq.repository.state.caches.ready_cache import READY_ROWS
 from lodeq.repository.tasks import claim as claim_module
 
 pytestmark = pytest.mark.anyio
@@ -67,7 +67,7 @@ async def test_every_single_commit_leaves_counters_that_agree_with_the_rows(
 
 async def test_refill_while_claims_are_queued(clock):
     """A window is refilled through what is queued: no row twice, none skipped."""
-    n = 3 * WINDOW_ROWS
+    n = 3 * READY_ROWS
     async with in_memory(clock) as engine:
         queue = engine.queue("mail")
         await queue.enqueue_many([NewTask(i) for i in range(n)])
@@ -84,7 +84,7 @@ async def test_refill_while_claims_are_queued(clock):
 
 async def test_refill_while_a_stalled_store_holds_the_claims():
     async with faulty() as rig:
-        n = WINDOW_ROWS + 600
+        n = READY_ROWS + 600
         await rig.queue.enqueue_many([NewTask(i) for i in range(n)])
         rig.store.refusals.append(lodeq.StoreStalledError("x"))
         tasks = [asyncio.ensure_future(rig.queue.claim(limit=400)) for _ in range(6)]

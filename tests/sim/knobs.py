@@ -38,7 +38,7 @@ KNOBS: tuple[tuple[Any, str, tuple[int, ...]], ...] = (
     (expiry_sweep, "SLICE_FINAL", (1, 3)),
     (admin, "SLICE", (1, 3)),
 )
-WINDOW_ROWS = (1, 2, 5)
+READY_ROWS = (1, 2, 5)
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def turned(draw: random.Random, likely: float) -> Iterator[set[str]]:
                 stack.enter_context(patch.object(module, name, draw.choice(values)))
                 names.add(name)
         if draw.random() < likely:
-            cap = draw.choice(WINDOW_ROWS)
-            stack.enter_context(patch.object(ready_cache, "WINDOW_ROWS", cap))
+            cap = draw.choice(READY_ROWS)
+            stack.enter_context(patch.object(ready_cache, "READY_ROWS", cap))
             stack.enter_context(patch.object(claim_order, "REFILL_ROWS", draw.randint(1, cap)))
         yield names

@@ -25,17 +25,19 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final, TypeAlias
 
-__all__ = ["WINDOW_ROWS", "ReadyCache", "Row", "RowFacts"]
+__all__ = ["READY_ROWS", "RECORD", "SIZE", "ReadyCache", "Row", "RowFacts"]
 
-WINDOW_ROWS = 1024
+READY_ROWS = 1024
 GROWN_ROWS_MAX: Final = 1 << 16
 AHEAD_ROWS_MIN: Final = 16
-AHEAD_ROWS_MAX: Final = WINDOW_ROWS // 2
+AHEAD_ROWS_MAX: Final = READY_ROWS // 2
 
 # (ready key, id, attempts so far, flags, expires_ms, record bytes, task record or None).
 # A tuple, not a class: it is built once per enqueue, and the key in front makes rows sortable. The
 # id is plain bytes: the garbage collector walks over tuples that hold a ``TaskId``, each time.
 Row: TypeAlias = tuple[bytes, bytes, int, int, int, int, bytes | None]
+SIZE: Final = 5  # where the bytes of its record stand in a row
+RECORD: Final = 6  # where the record stands, if it is in memory
 RowFacts: TypeAlias = tuple[int, int, int, int]  # what its index row says of it
 
 
@@ -48,7 +50,7 @@ class ReadyCache:
         self.rows: deque[Row] = deque()
         self.is_complete = is_complete
         self.edge = edge
-        self.cap = WINDOW_ROWS if cap is None else cap
+        self.cap = READY_ROWS if cap is None else cap
         self.lost_bytes = 0  # of records that went when it was cut back to its cap
         self.ahead_rows = AHEAD_ROWS_MIN  # so many the next claim that has to read reads ahead
 
@@ -56,7 +58,7 @@ class ReadyCache:
         """Take a row in if it belongs here. Returns whether it is in memory now."""
         rows = self.rows
         if self.is_complete:
-            if len(rows) < (self.cap if row[6] is not None else min(self.cap, WINDOW_ROWS)):
+            if len(rows) < (self.cap if row[RECORD] is not None else min(self.cap, READY_ROWS)):
                 if not rows or row[0] > rows[-1][0]:
                     rows.append(row)
                 else:
@@ -80,8 +82,8 @@ class ReadyCache:
         if len(rows) > 2 * self.cap:
             while len(rows) > self.cap:
                 lost = rows.pop()
-                if lost[6] is not None:
-                    self.lost_bytes += lost[5]
+                if lost[RECORD] is not None:
+                    self.lost_bytes += lost[SIZE]
             self.is_complete = False
             self.edge = rows[-1][0]
 
@@ -92,8 +94,8 @@ class ReadyCache:
         rows = self.rows
         while rows and rows[-1][0] > edge:
             lost = rows.pop()
-            if lost[6] is not None:
-                self.lost_bytes += lost[5]
+            if lost[RECORD] is not None:
+                self.lost_bytes += lost[SIZE]
         self.is_complete = False
         self.edge = edge
 
@@ -125,8 +127,8 @@ class ReadyCache:
         found: list[Row] = []
         rows_left = self.ahead_rows
         for row in self.rows:
-            bytes_max -= row[5]
-            if row[6] is not None or rows_left <= 0 or bytes_max < 0:
+            bytes_max -= row[SIZE]
+            if row[RECORD] is not None or rows_left <= 0 or bytes_max < 0:
                 break
             rows_left -= 1
             found.append(row)
@@ -139,7 +141,7 @@ class ReadyCache:
         for record in records:
             row = rows.popleft()
             if record is not None:
-                held += row[5]
+                held += row[SIZE]
                 row = (row[0], row[1], row[2], row[3], row[4], row[5], record)
             filled.append(row)
         rows.extendleft(reversed(filled))
@@ -151,8 +153,8 @@ class ReadyCache:
         self.ahead_rows = AHEAD_ROWS_MIN
         freed, rows = 0, deque(islice(self.rows, kept))
         for row in islice(self.rows, kept, None):
-            if row[6] is not None:
-                freed += row[5]
+            if row[RECORD] is not None:
+                freed += row[SIZE]
                 row = (row[0], row[1], row[2], row[3], row[4], row[5], None)
             rows.append(row)
         self.rows = rows

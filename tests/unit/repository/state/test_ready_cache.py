@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lodeq.repository.state.caches.ready_cache import WINDOW_ROWS, ReadyCache, Row
+from lodeq.repository.state.caches.ready_cache import READY_ROWS, ReadyCache, Row
 
 PREFIX = b"r"
 CAP = 4
@@ -150,7 +150,7 @@ def test_discarding_what_is_not_there_finds_nothing() -> None:
     assert not window.rows
 
 
-@pytest.mark.parametrize("cap", [1, 2, WINDOW_ROWS])
+@pytest.mark.parametrize("cap", [1, 2, READY_ROWS])
 def test_the_window_is_bounded(cap: int) -> None:
     window = ReadyCache(is_complete=True, edge=PREFIX, cap=cap)
     for number in range(99, -1, -1):

@@ -212,7 +212,7 @@ def test_the_rows_of_a_look_at_each_queue(
 async def lives(seed: int, shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     if seed % 3:
-        monkeypatch.setattr(ready_cache, "WINDOW_ROWS", 4)
+        monkeypatch.setattr(ready_cache, "READY_ROWS", 4)
         monkeypatch.setattr(claim_order, "REFILL_ROWS", 2)
     if seed % 4 == 3:
         monkeypatch.setattr(claim_sets, "SETS_MAX", 2)
