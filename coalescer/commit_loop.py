@@ -48,6 +48,7 @@ from ..errors import (
 from .backpressure import SubmitLine
 from .body_sync_barrier import BodySyncBarrier
 from .event_buffer import EventBuffer
+from .fsync import Syncer
 from .group import Group
 from .overlay import Overlay
 from .shard_status import (
@@ -62,7 +63,6 @@ from .shard_status import (
 )
 from .shutdown import drain
 from .stats import SAMPLES_MAX, CommitStats
-from .sync import Syncer
 
 __all__ = [
     "GROUP_BYTES_MAX",

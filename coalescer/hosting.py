@@ -21,8 +21,8 @@ from ..engine.runtime.event_loop import Future, Spawner
 from ..engine.store.stub import StubStore
 from ..errors import LodeqError, NotLeaderError
 from .commit_loop import Coalescer, SeqSource, TickWork
+from .fsync import Syncer
 from .shard_status import FOLLOWING
-from .sync import Syncer
 
 __all__ = ["Hosting", "StubCoalescer"]
 

@@ -55,12 +55,12 @@ from ..errors import (
     StoreStalledError,
 )
 from .commit_loop import GROUP_BYTES_MAX, Coalescer, SeqSource, TickWork
+from .fsync import Syncer
 from .group import Group
 from .local_rows import EntryRewriter, event_rows, without_events
 from .position import NUMBER_BITS, Position
 from .replicator import Entry, KnowsWhy, Replicator, submission_bytes_max
 from .shard_status import CLOSED, ELECTED, FOLLOWING, SERVING, STALLED
-from .sync import Syncer
 
 __all__ = ["ReplicatedCoalescer"]
 

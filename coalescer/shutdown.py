@@ -11,9 +11,9 @@ from typing import Protocol
 from ..engine.runtime.event_loop import Future
 from ..errors import ClosedError, LodeqError
 from .backpressure import SubmitLine
+from .fsync import Syncer
 from .group import Group
 from .shard_status import CLOSED, ShardStatus
-from .sync import Syncer
 
 __all__ = ["Drainable", "drain"]
 

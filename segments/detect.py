@@ -15,12 +15,12 @@ from typing import Final
 
 from ..errors import SegmentCorruptError, StorageError, UsageError
 from .formats.item import Format
-from .formats.journal import MAGIC as JOURNAL_MAGIC
-from .formats.journal_log import JournalLog
 from .formats.ledgerq.codec import LedgerQ
 from .formats.rdq import Rdq
 from .formats.rust_queue.codec import RustQueue
 from .formats.sqs import HEADER, Sqs
+from .journal.log_format import MAGIC as JOURNAL_MAGIC
+from .journal.log_walk import JournalLog
 from .source import FileSource
 
 __all__ = ["FORMATS", "DetectedPath", "codec_of", "detect", "is_ours"]

@@ -26,8 +26,8 @@ from ..engine.records.events import Run, decode_begin_row, decode_event_row, dec
 from ..engine.runtime.clock import Clock
 from ..engine.runtime.task_id import TaskId
 from ..errors import InvalidNameError, RecordCorruptError
-from .formats.journal import LogRecord
 from .journal.layout import is_tailer
+from .journal.log_format import LogRecord
 from .journal.open import open_tailer as open_journal_tailer
 from .journal.tailer import Tailer
 

@@ -25,7 +25,7 @@ from watch import Watch, add_turns, watched
 import lodeq.sync
 from lodeq import journal
 from lodeq.journal import ThreadJournal
-from lodeq.segments.formats.journal import encode_frame
+from lodeq.segments.journal.log_format import encode_frame
 
 PAYLOAD = bytes(range(64))
 BATCH = 100

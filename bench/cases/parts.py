@@ -22,7 +22,7 @@ import load
 from results import Bench, Result, percentiles
 
 import lodeq
-from lodeq.coalescer.sync import Syncer
+from lodeq.coalescer.fsync import Syncer
 from lodeq.engine.runtime.clock import SystemClock
 from lodeq.engine.store.memory import MemoryStore
 from lodeq.engine.store.port import Op

@@ -19,11 +19,11 @@ from typing import Any, Final
 from ...engine.files.paths import JOURNALS, journal_path, normal_path
 from ...engine.runtime.clock import Clock, SystemClock
 from ...errors import SegmentCorruptError, StorePathError, UsageError
-from ...segments.formats.journal import LogRecord
-from ...segments.formats.journal_small import IndexEntry
 from ...segments.journal.cursor import Gap, LogCursor
 from ...segments.journal.layout import LogFile, is_tailer
+from ...segments.journal.log_format import LogRecord
 from ...segments.journal.recovery import read_position
+from ...segments.journal.small_files import IndexEntry
 from ...segments.journal.view import FolderView, entry_before, file_at
 from ...segments.lifecycle import Reader
 from ...segments.source import FileSource

@@ -27,8 +27,8 @@ from pyspark.sql.types import StructType
 
 from ...engine.runtime.clock import SystemClock
 from ...errors import UsageError
-from ...segments.formats.journal_small import TailerPosition
 from ...segments.journal.positions import read_place, store_place
+from ...segments.journal.small_files import TailerPosition
 from ...segments.journal.view import FolderView
 from .events import event_batches
 from .options import Options

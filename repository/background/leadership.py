@@ -29,6 +29,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from ...coalescer.fsync import Syncer
 from ...coalescer.replicated import ReplicatedCoalescer
 from ...coalescer.replicator import (
     ENTRY_BYTES_LEAST,
@@ -37,7 +38,6 @@ from ...coalescer.replicator import (
     Replicator,
     submission_bytes_max,
 )
-from ...coalescer.sync import Syncer
 from ...engine.records.frame import attempt
 from ...engine.records.keyspace import GHOST, GHOST_END, OLD_GHOSTS, OPEN, SECRET, ring_key
 from ...engine.records.rows import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from ...coalescer.commit_loop import Coalescer
+from ...coalescer.fsync import Syncer
 from ...coalescer.hosting import Hosting, StubCoalescer
-from ...coalescer.sync import Syncer
 from ...engine.records.rows import ring_owner
 from ...engine.recovery.open_shard import OpenShard
 from ...errors import InvariantError

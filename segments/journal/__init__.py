@@ -12,10 +12,10 @@ a queue (nobody is leased anything); that is the engine. ``docs/journal.md`` is 
 ``docs/formats/journal.md`` has the files byte by byte.
 """
 
-from ..formats.journal import LogRecord
 from .cursor import Gap
 from .journal import Appender, Journal, ThreadJournal
 from .layout import LogFile
+from .log_format import LogRecord
 from .open import JournalOpening, open_tailer
 from .open import open_journal as open
 from .recovery import LogFinding

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...errors import SegmentCorruptError, StorageError
-from ..formats.journal import HEADER_BYTES, Head, LogRecord, decode_frame
-from ..formats.journal_log import Walk, frame_behind
 from ..source import FileSource
 from .layout import LogFile
+from .log_format import HEADER_BYTES, Head, LogRecord, decode_frame
+from .log_walk import Walk, frame_behind
 from .recovery import LogFinding
 from .view import View, entry_before, entry_earlier, file_at, file_before
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from ...engine.records.compression import Compressor
 from ...errors import UsageError
-from ..formats.journal import (
+from .log_format import (
     FRAME_BYTES_MAX,
     RECORD_BYTES_MAX,
     encode_frame,

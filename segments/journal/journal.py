@@ -18,11 +18,11 @@ from ...engine.runtime.event_loop import Future, Spawner
 from ...engine.runtime.shielded import ShieldedTask
 from ...errors import ClosedError, LodeqError, StorageFullError, UsageError
 from .frames import expiry_us
+from .fsync_thread import SyncJob, SyncThread
 from .layout import LogFile
 from .positions import forget_place
 from .recovery import LogFinding
 from .retention import EIGHTH, Retention, due_files, remove_file
-from .sync import SyncJob, SyncThread
 from .tailer import Tailer, Wakes
 from .threads.calls import JournalCalls
 from .threads.intake import LOOK_S, Intake, ThreadWait, fits

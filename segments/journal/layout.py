@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from ...engine.files.paths import fsync_dir
 from ...errors import CorruptionError, InvalidNameError, StorageError
-from ..formats.journal import SEQUENCE_MAX
+from .log_format import SEQUENCE_MAX
 
 __all__ = [
     "TEMPORARY",

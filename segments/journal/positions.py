@@ -10,8 +10,8 @@ import os
 
 from ...engine.files.durable_files import replace_file
 from ...errors import CorruptionError, RecordCorruptError, StorageError
-from ..formats.journal_small import TAILER_BYTES, TailerPosition, decode_place, encode_place
 from .layout import TEMPORARY, is_tailer, tailer_path, tailers_folder
+from .small_files import TAILER_BYTES, TailerPosition, decode_place, encode_place
 
 __all__ = ["forget_place", "list_places", "read_place", "store_place"]
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import SegmentCorruptError, StorageError
-from ..formats.journal import HEADER_BYTES, Head, check_frame, decode_frame, decode_header
-from ..formats.journal_log import Walk, frame_behind
-from ..formats.journal_small import POSITION_BYTES, IndexEntry, Position, decode_position
 from ..source import FileSource
 from .layout import LogFile, position_path
+from .log_format import HEADER_BYTES, Head, check_frame, decode_frame, decode_header
+from .log_walk import Walk, frame_behind
+from .small_files import POSITION_BYTES, IndexEntry, Position, decode_position
 
 __all__ = ["Found", "LogFinding", "examine", "read_position"]
 

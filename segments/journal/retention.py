@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...errors import LodeqError, StorageError, UsageError
-from ..formats.journal import HEADER_BYTES, decode_header
 from ..source import FileSource
 from .layout import LogFile, index_path
+from .log_format import HEADER_BYTES, decode_header
 from .positions import list_places
 from .roll import Roll
 

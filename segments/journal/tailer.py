@@ -16,10 +16,10 @@ from typing import Final, Literal
 from ...engine.runtime.clock import Clock, TimerHandle
 from ...engine.runtime.event_loop import Future, Spawner
 from ...errors import ClosedError, UsageError
-from ..formats.journal import LogRecord
-from ..formats.journal_small import TailerPosition
 from .cursor import Gap, LogCursor
+from .log_format import LogRecord
 from .positions import read_place, store_place
+from .small_files import TailerPosition
 from .view import View
 from .waits import check_loop
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...errors import LodeqError, RecordCorruptError, SegmentCorruptError, StorageError
-from ..formats.journal import HEADER_BYTES, decode_header
-from ..formats.journal_log import Walk, find_frame
-from ..formats.journal_small import INDEX_BYTES_MAX, IndexEntry, decode_index
 from ..source import FileSource
 from .layout import LogFile, index_path, list_files
+from .log_format import HEADER_BYTES, decode_header
+from .log_walk import Walk, find_frame
 from .recovery import INDEX_EVERY
+from .small_files import INDEX_BYTES_MAX, IndexEntry, decode_index
 from .writer import LogWriter
 
 __all__ = [

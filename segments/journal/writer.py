@@ -33,9 +33,8 @@ from ...errors import (
     StoragePoisonedError,
     StorePathError,
 )
-from ..formats.journal import HEADER_BYTES, encode_end, encode_frame, encode_header
-from ..formats.journal_small import IndexEntry, LogIndex, encode_index
 from .frames import Framer
+from .fsync_thread import PositionFile, SyncJob
 from .layout import (
     TEMPORARY,
     LogFile,
@@ -46,9 +45,10 @@ from .layout import (
     log_path,
     make_folders,
 )
+from .log_format import HEADER_BYTES, encode_end, encode_frame, encode_header
 from .recovery import INDEX_EVERY, Found, LogFinding, examine, read_position
 from .roll import Roll
-from .sync import PositionFile, SyncJob
+from .small_files import IndexEntry, LogIndex, encode_index
 
 __all__ = ["LogWriter"]
 

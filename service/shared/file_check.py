@@ -9,15 +9,15 @@ from typing import NamedTuple
 from ...errors import CorruptionError, RecordCorruptError, SegmentCorruptError, StorageError
 from ...segments.detect import DetectedPath
 from ...segments.formats.item import Damage, Record
-from ...segments.formats.journal import HEAD_BYTES, HEADER_BYTES, decode_head, decode_header
-from ...segments.formats.journal_small import INDEX_BYTES_MAX, POSITION_BYTES, decode_index
 from ...segments.formats.ledgerq.folder import read_directory
 from ...segments.formats.rust_queue.codec import wrong_with
 from ...segments.formats.rust_queue.folder import QueueDirectory
 from ...segments.journal.layout import index_path, position_path, tailers_folder
 from ...segments.journal.layout import is_tailer as is_tailer_name
+from ...segments.journal.log_format import HEAD_BYTES, HEADER_BYTES, decode_head, decode_header
 from ...segments.journal.positions import read_place
 from ...segments.journal.recovery import read_position
+from ...segments.journal.small_files import INDEX_BYTES_MAX, POSITION_BYTES, decode_index
 from ...segments.source import FileSource, Source
 from .file_reader import Part, name_in, parts_of, salvage_part, vanished
 

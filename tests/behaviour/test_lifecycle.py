@@ -19,7 +19,7 @@ from lodeq.engine.store.rocks import RocksStore
 from lodeq.errors import InvalidNameError, StorePathError, UsageError
 from lodeq.repository.background import event_publisher as pumping
 from lodeq.repository.background.event_publisher import EventPublisher
-from lodeq.segments.journal.sync import SyncJob
+from lodeq.segments.journal.fsync_thread import SyncJob
 from lodeq.segments.journal.writer import LogWriter
 from lodeq.segments.lifecycle import Event, Reader, RolledBack, events, open_tailer
 

@@ -13,7 +13,7 @@ from lodeq import (
     StoragePoisonedError,
     StoreStalledError,
 )
-from lodeq.coalescer import commit_loop, sync
+from lodeq.coalescer import commit_loop, fsync
 
 pytestmark = pytest.mark.anyio
 
@@ -166,7 +166,7 @@ async def test_a_repeated_complete_does_not_lie_about_a_failed_sync(durability):
 
 async def test_the_sync_interval_covers_idle_writes_and_the_watermark_follows(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(sync, "perf_s", lambda: now)
+    monkeypatch.setattr(fsync, "perf_s", lambda: now)
     async with faulty() as rig:
         marks = rig.marks[0]
         await rig.queue.enqueue(1)

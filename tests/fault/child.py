@@ -17,7 +17,7 @@ from fault.injector import ERRNOS, KINDS, STICKY, Injector
 from fault.script import Script, names
 
 import lodeq
-from lodeq.coalescer import sync
+from lodeq.coalescer import fsync
 from lodeq.engine.store import full_disk_watchdog
 from lodeq.testing import contents
 
@@ -140,7 +140,7 @@ class Child:
 def main(fd: int, config: dict[str, Any]) -> None:
     """See ``crash.nursery``."""
     logging.getLogger("lodeq").setLevel(logging.ERROR)  # what a close could not do is expected
-    sync.FLUSH_COMMITS_MAX = 12  # so that the background flush has its turn in a short life
+    fsync.FLUSH_COMMITS_MAX = 12  # so that the background flush has its turn in a short life
     if config.get("plant"):
         planted.PLANTS[config["plant"]]()
     full_disk_watchdog.STUCK_S = 8.0  # real seconds; RocksDB looks for room every five

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lodeq.coalescer.commit_loop import Coalescer
+from lodeq.coalescer.fsync import Syncer
 from lodeq.coalescer.shard_status import SERVING
-from lodeq.coalescer.sync import Syncer
 from lodeq.engine.recovery.watermark import Watermark
 from lodeq.engine.store.rocks import RocksStore
 from lodeq.errors import CommitUnknownError, LodeqError, StorageError

@@ -13,16 +13,16 @@ from fuzz.target import Example, Target, _b, _id, _q
 from xxhash import xxh3_64_digest
 
 from lodeq.errors import SegmentCorruptError
-from lodeq.segments.formats import journal
 from lodeq.segments.formats.checksums import crc32c
 from lodeq.segments.formats.item import Damage, Item, Record
-from lodeq.segments.formats.journal_log import JournalLog
 from lodeq.segments.formats.ledgerq import codec as lq
 from lodeq.segments.formats.rdq import Rdq, Verdict
 from lodeq.segments.formats.rust_queue.codec import RustQueue
 from lodeq.segments.formats.rust_queue.reader import Variant
 from lodeq.segments.formats.sqs import HEADER, HEADER_BYTES, Sqs
 from lodeq.segments.formats.sqs_search import CHECKED
+from lodeq.segments.journal import log_format as journal
+from lodeq.segments.journal.log_walk import JournalLog
 from lodeq.segments.source import BytesSource
 
 __all__ = ["SEGMENT_FILES"]

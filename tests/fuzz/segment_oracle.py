@@ -13,9 +13,9 @@ from dataclasses import replace
 from xxhash import xxh3_64_digest
 
 from lodeq.errors import SegmentCorruptError
-from lodeq.segments.formats import journal
 from lodeq.segments.formats.item import Damage, Format, Item, Record, Torn
-from lodeq.segments.formats.journal_log import JournalLog
+from lodeq.segments.journal import log_format as journal
+from lodeq.segments.journal.log_walk import JournalLog
 from lodeq.segments.source import BytesSource
 
 __all__ = ["Bad", "check_file", "is_signed", "records_of", "resigned", "scanned", "signed"]

@@ -12,8 +12,6 @@ from fuzz.target import Example, Target, _b, _id, _q
 from xxhash import xxh3_64_digest
 
 from lodeq.errors import RecordCorruptError, SegmentCorruptError
-from lodeq.segments.formats import journal
-from lodeq.segments.formats import journal_small as small
 from lodeq.segments.formats.checksums import crc32c
 from lodeq.segments.formats.item import Record
 from lodeq.segments.formats.ledgerq import codec as lq
@@ -26,6 +24,8 @@ from lodeq.segments.formats.rust_queue.codec import RustQueue
 from lodeq.segments.formats.rust_queue.reader import Variant
 from lodeq.segments.formats.sqs import Sqs
 from lodeq.segments.formats.sqs_search import CHECKED
+from lodeq.segments.journal import log_format as journal
+from lodeq.segments.journal import small_files as small
 
 __all__ = ["SEGMENT_TARGETS", "headers"]
 

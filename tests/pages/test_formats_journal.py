@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lodeq.segments.formats import journal as log
-from lodeq.segments.formats import journal_small as small
+from lodeq.segments.journal import log_format as log
+from lodeq.segments.journal import small_files as small
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats" / "journal.md"
 BLOCK = re.compile(r"^```hex (?P<name>[\w ]+)\n(?P<lines>.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -11,7 +11,7 @@ from typing import Any
 
 from lodeq.coalescer.body_sync_barrier import BodySyncBarrier
 from lodeq.coalescer.commit_loop import Coalescer
-from lodeq.coalescer.sync import Syncer
+from lodeq.coalescer.fsync import Syncer
 from lodeq.engine.recovery.watermark import Watermark
 from lodeq.engine.store.rocks import RocksStore
 

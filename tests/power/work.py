@@ -16,7 +16,7 @@ from typing import Any
 from power.bugs import BUGS
 
 import lodeq
-from lodeq.coalescer import sync
+from lodeq.coalescer import fsync
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records.result import decode_result
 from lodeq.engine.records.task import decode_task
@@ -342,7 +342,7 @@ def flow_ids(engine: lodeq.Engine) -> set[str]:
 
 async def life(shim: Any, config: dict) -> None:
     """Open, look, work; then close, or vanish."""
-    sync.SYNC_COMMITS_MAX, sync.FLUSH_COMMITS_MAX = config["sync_max"], config["flush_max"]
+    fsync.SYNC_COMMITS_MAX, fsync.FLUSH_COMMITS_MAX = config["sync_max"], config["flush_max"]
     # Lives of milliseconds: body files fill, and are copied together, within them; events move.
     files.FILE_BYTES, body_gc.LOOK_S, body_gc.QUIET_S = 5000, 0.002, 0.004
     event_publisher.PAUSE_S = 0.003

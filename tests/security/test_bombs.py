@@ -26,14 +26,14 @@ from lodeq.engine.store.rocks import RocksStore
 from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.errors import CorruptionError, RecordCorruptError, SegmentCorruptError, StorageError
 from lodeq.repository.model.codec import decode_value
-from lodeq.segments.formats.journal import (
+from lodeq.segments.journal.log_format import (
     decode_head,
     decode_header,
     encode_end,
     encode_frame,
     encode_header,
 )
-from lodeq.segments.formats.journal_small import SLOT_AT, Position, encode_slot
+from lodeq.segments.journal.small_files import SLOT_AT, Position, encode_slot
 from lodeq.testing import ManualClock
 
 MIB = 1 << 20

@@ -19,11 +19,11 @@ from support_loop import on_loop, settle
 import lodeq
 from lodeq.engine.runtime.clock import SystemClock
 from lodeq.segments.formats.item import Record
-from lodeq.segments.formats.journal import HEADER_BYTES
-from lodeq.segments.formats.journal_log import JournalLog
 from lodeq.segments.formats.ledgerq.codec import LedgerQ
 from lodeq.segments.journal.cursor import Gap, LogCursor
 from lodeq.segments.journal.journal import Journal
+from lodeq.segments.journal.log_format import HEADER_BYTES
+from lodeq.segments.journal.log_walk import JournalLog
 from lodeq.segments.journal.open import open_journal, open_tailer
 from lodeq.segments.journal.retention import Retention
 from lodeq.segments.journal.roll import Roll

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from lodeq.coalescer import commit_loop, sync
+from lodeq.coalescer import commit_loop, fsync
 from lodeq.repository.background import expiry_sweep, reaper
 from lodeq.repository.state import engine_state, pages
 from lodeq.repository.state.caches import ready_cache
@@ -25,8 +25,8 @@ KNOBS: tuple[tuple[Any, str, tuple[int, ...]], ...] = (
     (commit_loop, "GROUP_BYTES_MAX", (600, 4000)),
     (commit_loop, "ALONE_TICKS_MIN", (1, 3)),
     (commit_loop, "INLINE_MAX", (1, 4)),
-    (sync, "SYNC_COMMITS_MAX", (2, 9)),
-    (sync, "FLUSH_COMMITS_MAX", (5, 30)),
+    (fsync, "SYNC_COMMITS_MAX", (2, 9)),
+    (fsync, "FLUSH_COMMITS_MAX", (5, 30)),
     (engine_state, "HELD_BYTES_MAX", (0, 500)),
     (fast_path, "MANY_MAX", (1, 3)),
     (batches, "CHUNK_TASKS_MAX", (1, 3)),

@@ -28,7 +28,7 @@ from typing import Final, Literal
 from weakref import WeakSet
 
 from ....errors import ClosedError, LodeqError, StorageFullError, UsageError
-from ...formats.journal import FRAME_BYTES_MAX, FRAME_RECORDS_MAX
+from ..log_format import FRAME_BYTES_MAX, FRAME_RECORDS_MAX
 from ..roll import Roll
 from ..waits import Ack, Waiters
 from ..writer import LogWriter

@@ -7,8 +7,8 @@ from threading import Lock
 from typing import Any, Literal, Self, TypeVar
 
 from ....errors import ClosedError
-from ...formats.journal import LogRecord
 from ..cursor import Gap
+from ..log_format import LogRecord
 from ..tailer import Tailer
 from .calls import JournalCall, JournalCalls
 

@@ -19,12 +19,12 @@ from ....engine.files.paths import fsync_dir
 from ....errors import LockedError, SegmentCorruptError, StorageError, UsageError
 from ....segments.detect import DetectedPath, is_ours
 from ....segments.formats.item import Damage, Hole, Torn
-from ....segments.formats.journal import END_BYTES, decode_header
-from ....segments.formats.journal import HEADER_BYTES as LOG_HEADER_BYTES
-from ....segments.formats.journal_small import LogIndex, Position, encode_index
 from ....segments.formats.sqs import HEADER, HEADER_BYTES, Sqs
 from ....segments.journal.layout import TEMPORARY, LogFile, index_path, list_files
+from ....segments.journal.log_format import END_BYTES, decode_header
+from ....segments.journal.log_format import HEADER_BYTES as LOG_HEADER_BYTES
 from ....segments.journal.recovery import INDEX_EVERY, Found, examine, read_position
+from ....segments.journal.small_files import LogIndex, Position, encode_index
 from ....segments.source import FileSource
 from ...shared.file_check import index_fault
 from ...shared.file_reader import bytes_of, is_written, journal_of, lock_of, parts_of

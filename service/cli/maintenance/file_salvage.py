@@ -26,7 +26,6 @@ from ....errors import (
 )
 from ....segments.detect import DetectedPath
 from ....segments.formats.item import Damage, Record
-from ....segments.formats.journal import HEADER_BYTES, decode_head, decode_header, encode_header
 from ....segments.formats.ledgerq.folder import Directory, read_directory
 from ....segments.formats.ledgerq.folder import write_directory as write_ledgerq
 from ....segments.formats.ledgerq.state import Metadata, encode_metadata
@@ -35,6 +34,7 @@ from ....segments.formats.rust_queue.folder import QueueDirectory
 from ....segments.formats.rust_queue.reader import Variant
 from ....segments.formats.rust_queue.writer import write_directory as write_rust
 from ....segments.formats.sqs import HEADER, Sqs
+from ....segments.journal.log_format import HEADER_BYTES, decode_head, decode_header, encode_header
 from ....segments.source import FileSource
 from ...shared.file_reader import FoundItem, items, name_in, parts_of, salvage_part, vanished
 

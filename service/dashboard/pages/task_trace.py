@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from ....engine.files.paths import journal_path
 from ....errors import LodeqError
 from ....repository.model.values import Task
-from ....segments.formats.journal import LogRecord
+from ....segments.journal.log_format import LogRecord
 from ....segments.journal.tailer import Tailer
 from ....segments.lifecycle import Event, Reader, open_tailer
 from ..source import AnyEngine, source_of

@@ -8,7 +8,7 @@ from support_loop import FaultyStore, ManualSpawner, Seq, on_loop, settle
 
 from lodeq.coalescer.body_sync_barrier import BodySyncBarrier
 from lodeq.coalescer.commit_loop import Coalescer
-from lodeq.coalescer.sync import Syncer
+from lodeq.coalescer.fsync import Syncer
 from lodeq.errors import CommitUnknownError, StoragePoisonedError, StoreStalledError
 
 FIRST = 1 << 40 | 1

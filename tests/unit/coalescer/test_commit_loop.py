@@ -10,8 +10,8 @@ from support_loop import FaultyStore, ManualSpawner, Seq, on_loop, settle
 
 from lodeq.coalescer import commit_loop as module
 from lodeq.coalescer.commit_loop import GROUP_BYTES_MAX, Coalescer
+from lodeq.coalescer.fsync import Syncer
 from lodeq.coalescer.group import Group
-from lodeq.coalescer.sync import Syncer
 from lodeq.engine.records.keyspace import ring_key
 from lodeq.errors import (
     ClosedError,

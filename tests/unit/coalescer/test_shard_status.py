@@ -6,6 +6,7 @@ import pytest
 from support_loop import FaultyStore, ManualSpawner, Seq, on_loop
 
 from lodeq.coalescer.commit_loop import Coalescer
+from lodeq.coalescer.fsync import Syncer
 from lodeq.coalescer.shard_status import (
     CLOSED,
     ELECTED,
@@ -20,7 +21,6 @@ from lodeq.coalescer.shard_status import (
     check_transition,
     refusal,
 )
-from lodeq.coalescer.sync import Syncer
 from lodeq.errors import (
     ClosedError,
     CommitUnknownError,

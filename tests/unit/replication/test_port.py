@@ -8,9 +8,9 @@ import pytest
 from support_loop import FaultyStore, ManualSpawner, Seq, on_loop, settle
 
 from lodeq.coalescer.commit_loop import GROUP_BYTES_MAX
+from lodeq.coalescer.fsync import Syncer
 from lodeq.coalescer.replicated import ReplicatedCoalescer
 from lodeq.coalescer.replicator import Done, Entry
-from lodeq.coalescer.sync import Syncer
 from lodeq.engine.records.keyspace import APPLIED, OPEN, ring_key
 from lodeq.engine.records.rows import (
     Applied,

@@ -3,8 +3,8 @@
 from xxhash import xxh3_64_digest
 
 from lodeq.segments.formats.item import Damage
-from lodeq.segments.formats.journal import encode_frame, encode_header
-from lodeq.segments.formats.journal_log import JournalLog
+from lodeq.segments.journal.log_format import encode_frame, encode_header
+from lodeq.segments.journal.log_walk import JournalLog
 from lodeq.segments.source import BytesSource
 
 

@@ -13,7 +13,7 @@ from lodeq.engine.records.events import (
 )
 from lodeq.engine.runtime.task_id import TaskId
 from lodeq.errors import RecordCorruptError
-from lodeq.segments.formats.journal import LogRecord
+from lodeq.segments.journal.log_format import LogRecord
 from lodeq.segments.lifecycle import Event, EventKind, Reader, RolledBack, events
 
 A, B = bytes(range(16)), bytes(range(16, 32))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lodeq.segments.formats.journal import FRAME_BYTES_MIN, HEAD_BYTES, HEADER_BYTES
 from lodeq.segments.journal.cursor import Gap, LogCursor
+from lodeq.segments.journal.log_format import FRAME_BYTES_MIN, HEAD_BYTES, HEADER_BYTES
 from lodeq.segments.journal.roll import Roll
 from lodeq.segments.journal.view import FolderView, WriterView
 from lodeq.segments.journal.writer import LogWriter

@@ -9,9 +9,9 @@ import pytest
 from support_loop import on_loop
 
 import lodeq
-from lodeq.segments.formats.journal import META_BYTES_MAX, encode_frame
-from lodeq.segments.formats.journal_log import JournalLog
 from lodeq.segments.journal.journal import Journal
+from lodeq.segments.journal.log_format import META_BYTES_MAX, encode_frame
+from lodeq.segments.journal.log_walk import JournalLog
 from lodeq.segments.journal.open import open_journal
 from lodeq.segments.source import FileSource
 from lodeq.testing import ManualClock

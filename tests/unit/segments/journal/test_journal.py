@@ -1,4 +1,4 @@
-"""A journal on a loop: what an acknowledgement says, who shares a sync, who is woken."""
+"""A journal on a loop: what an acknowledgement says, who shares a fsync_thread, who is woken."""
 
 import asyncio
 import errno
@@ -15,7 +15,7 @@ import pytest
 from support_loop import on_loop, settle
 
 import lodeq
-from lodeq.segments.journal import sync
+from lodeq.segments.journal import fsync_thread
 from lodeq.segments.journal.journal import Journal
 from lodeq.segments.journal.layout import list_files
 from lodeq.segments.journal.open import open_journal, open_tailer
@@ -594,9 +594,9 @@ async def test_a_folder_is_synced_although_no_thread_could_be_started_at_first(
     """Else the name of a file could be lost in a power cut that its records outlive."""
     async with opened(tmp_path / "j") as journal:
         folders: list[str] = []
-        monkeypatch.setattr(sync, "fsync_dir", folders.append)
+        monkeypatch.setattr(fsync_thread, "fsync_dir", folders.append)
         with monkeypatch.context() as patch:
-            patch.setattr(sync, "start_thread", lambda *_: fail())
+            patch.setattr(fsync_thread, "start_thread", lambda *_: fail())
             with pytest.raises(lodeq.StorageError, match="no thread"):
                 await journal.append(b"a", until="fsynced")
         assert folders == []

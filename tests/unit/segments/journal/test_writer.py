@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import lodeq
-from lodeq.segments.formats.journal import HEADER_BYTES, LogRecord
-from lodeq.segments.formats.journal_log import JournalLog
 from lodeq.segments.journal.cursor import Gap, LogCursor
+from lodeq.segments.journal.log_format import HEADER_BYTES, LogRecord
+from lodeq.segments.journal.log_walk import JournalLog
 from lodeq.segments.journal.roll import Roll
 from lodeq.segments.journal.view import FolderView
 from lodeq.segments.journal.writer import LogWriter

@@ -9,11 +9,11 @@ from support_service import AT_US, IDS, MESSAGES, open_journal, spoil, state_of
 
 from lodeq.engine.files.lockfile import LockFile
 from lodeq.segments.formats.item import Record
-from lodeq.segments.formats.journal import encode_frame
-from lodeq.segments.formats.journal_small import TailerPosition as TailerPlace
 from lodeq.segments.formats.ledgerq import codec
 from lodeq.segments.formats.sqs import HEADER, Sqs
+from lodeq.segments.journal.log_format import encode_frame
 from lodeq.segments.journal.positions import store_place
+from lodeq.segments.journal.small_files import TailerPosition as TailerPlace
 
 KEYS = {"id", "offset", "file", "timestamp", "headers", "priority", "expires_at", "payload"}
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from support_service import AT_US, MESSAGES, open_journal
 
-from lodeq.segments.formats.journal_small import TailerPosition
 from lodeq.segments.journal.positions import store_place
+from lodeq.segments.journal.small_files import TailerPosition
 from lodeq.service.cli.maintenance import segments
 from lodeq.testing import ManualClock
 

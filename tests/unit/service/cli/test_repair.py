@@ -6,9 +6,9 @@ import pytest
 from support_service import AT_US, IDS, MESSAGES, open_journal, spoil, state_of
 
 from lodeq.engine.files.lockfile import LockFile
-from lodeq.segments.formats.journal import encode_frame
-from lodeq.segments.formats.journal_small import decode_index
 from lodeq.segments.formats.sqs import HEADER, Sqs
+from lodeq.segments.journal.log_format import encode_frame
+from lodeq.segments.journal.small_files import decode_index
 
 HALF = Sqs().encode(b"h" * 16, b"half")[:-1]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from support_service import MESSAGES, open_journal, spoil
 
-from lodeq.segments.formats.journal import HEADER_BYTES
-from lodeq.segments.formats.journal_small import IndexEntry, decode_index, encode_index
 from lodeq.segments.journal.layout import LogFile, list_files
+from lodeq.segments.journal.log_format import HEADER_BYTES
+from lodeq.segments.journal.small_files import IndexEntry, decode_index, encode_index
 
 
 def test_nothing_is_wrong(place, cli) -> None:

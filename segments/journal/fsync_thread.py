@@ -19,8 +19,8 @@ from ...engine.files.durable_files import replace_file, sync_data
 from ...engine.files.paths import fsync_dir
 from ...engine.store.io_thread import Done, Job, start_thread
 from ...errors import StorageError
-from ..formats.journal_small import POSITION_BYTES, SLOT_AT, Position, encode_slot
 from .layout import TEMPORARY, position_path
+from .small_files import POSITION_BYTES, SLOT_AT, Position, encode_slot
 
 __all__ = ["PositionFile", "SyncJob", "SyncThread"]
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, overload
 from xxhash import xxh3_64_digest
 
 from ...errors import RecordCorruptError
-from .journal import SEQUENCE_MAX
+from .log_format import SEQUENCE_MAX
 
 __all__ = [
     "INDEX_BYTES_MAX",

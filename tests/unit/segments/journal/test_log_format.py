@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lodeq import PayloadTooLargeError, SegmentCorruptError
-from lodeq.segments.formats import journal as codec
 from lodeq.segments.formats.item import Damage, Item, Record, Torn
-from lodeq.segments.formats.journal_log import BLOCK_BYTES, JournalLog, find_frame
+from lodeq.segments.journal import log_format as codec
+from lodeq.segments.journal.log_walk import BLOCK_BYTES, JournalLog, find_frame
 from lodeq.segments.source import BytesSource
 
 LOG = JournalLog()

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from ...errors import SegmentCorruptError
+from ..formats.item import Damage, Item, Record, Torn
 from ..source import Source
-from .item import Damage, Item, Record, Torn
-from .journal import (
+from .log_format import (
     CHECK_BYTES,
     HEAD_BYTES,
     HEADER_BYTES,

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from support_loop import FaultyStore, ManualSpawner, Seq, on_loop, settle
 
-from lodeq.coalescer import sync as module
+from lodeq.coalescer import fsync as module
 from lodeq.coalescer.commit_loop import Coalescer
-from lodeq.coalescer.sync import Syncer
+from lodeq.coalescer.fsync import Syncer
 from lodeq.errors import CommitUnknownError, StorageFullError, StoreStalledError
 
 FIRST = 1 << 40 | 1
