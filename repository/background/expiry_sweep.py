@@ -247,7 +247,7 @@ def _expire_result(
     Args:
         kind: of the entry.
         task_id: whose result it is.
-        shard queue: whose counter has the result, if the entry is of one of ``IN_BUCKET_KINDS``.
+        shard_queue: whose counter has the result, if the entry is of one of ``IN_BUCKET_KINDS``.
         now_ms: wall milliseconds.
         is_forced: it goes before its time, with its history.
     """

@@ -457,7 +457,7 @@ def promote(state: EngineState, group: Group, shard_queue: ShardQueue) -> None:
     Args:
         state: the engine's state.
         group: the open group of the shard queue's shard; the rows go into it.
-        shard queue: with delayed tasks; when its next one is due is found anew.
+        shard_queue: with delayed tasks; when its next one is due is found anew.
     """
     now_ms = state.clock.wall_us() // 1000
     shard_queue.next_due_ms = NEVER_MS

@@ -50,7 +50,7 @@ def note_load(
         shard: the shard whose files have come in.
         job: the load's name.
         digest: the digest of its manifest.
-        shard queues: heads and due times of its rows, by queue and tenant.
+        shard_queues: heads and due times of its rows, by queue and tenant.
         rows: numbers of its rows, by queue and tenant, without those that were dropped.
         expiry_ms: the time of its first expiry row, in ms since 1970; None without one.
         seq_max: its greatest seq.

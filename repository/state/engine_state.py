@@ -548,7 +548,7 @@ class EngineState:
 
         Args:
             group: the open group of the task's shard; the rows go into it.
-            shard queue: where it becomes ready.
+            shard_queue: where it becomes ready.
             index: 9 - priority.
             key: the ready key.
             row: its value.
@@ -573,7 +573,7 @@ class EngineState:
 
         Args:
             group: the open group of the task's shard; the rows go into it.
-            shard queue: where it becomes ready.
+            shard_queue: where it becomes ready.
             index: 9 - priority.
             cached_row: as ``ReadyCache`` holds it.
         """
@@ -749,7 +749,7 @@ class EngineState:
             shard: of the tasks.
             group: the open group of the task's shard; the rows go into it.
             at_ms: when the results are due, wall milliseconds.
-            shard queue: whose counter has the results.
+            shard_queue: whose counter has the results.
             kind: of the entries: ``GOES`` (unread: the result is final), ``LOSES_VALUE``, ``READ``.
         """
         bucket_ms = -(-at_ms // SECOND_MS) * SECOND_MS

@@ -161,7 +161,7 @@ def row_count(shard_queue: ShardQueue, kind: bytes, *, state: str = "") -> int |
     """How many ready, delayed or dead rows there are, queued ones too; None: not known.
 
     Args:
-        shard queue: whose rows.
+        shard_queue: whose rows.
         kind: of the rows.
         state: ``delayed`` or ``waiting`` for those of the delayed rows alone.
     """

@@ -171,7 +171,7 @@ def expire_row(state: EngineState, group: Group, shard_queue: ShardQueue, row: R
 
     Args:
         group: the open group of the task's shard; the rows go into it.
-        shard queue: of the row; its ready counter has been taken down for it.
+        shard_queue: of the row; its ready counter has been taken down for it.
         row: as it was popped.
     """
     try:

@@ -130,7 +130,7 @@ def place(
 
     Args:
         group: the open group of the task's shard; the rows go into it.
-        encoded: encoded; its payload is written first if it goes to a body file.
+        encoded: its payload is written first if it goes to a body file.
         task_id: new, of a slot of ``shard``.
         now_us: wall microseconds.
     """
@@ -357,7 +357,7 @@ async def enqueue_on(
 
     Args:
         shard: of the task.
-        encoded: encoded.
+        encoded: what to enqueue.
         task_id: new, of a slot of ``shard``.
         now_us: wall microseconds.
         durable: True waits for an fsync, whatever the engine's mode.
@@ -411,7 +411,7 @@ async def enqueue_many(
     """Many tasks; all of a chunk's rows for one shard in one batch. See ``Queue.enqueue_many``.
 
     Args:
-        encoded_tasks: encoded.
+        encoded_tasks: what to enqueue.
         durable: True waits for an fsync, whatever the engine's mode.
         is_atomic: all in one batch, or none.
     """

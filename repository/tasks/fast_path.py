@@ -70,7 +70,7 @@ def place_plain(
 
     Args:
         group: the open group of the task's shard; the rows go into it.
-        shard queue: of the queue on the group's shard.
+        shard_queue: of the queue on the group's shard.
         shared: of the queue.
         encoded: (kind, bytes) of each payload.
         slot: of the group's shard, for the new ids.
@@ -129,7 +129,7 @@ def note_plain(
     Args:
         state: the engine's state.
         group: the open group of their shard.
-        shard queue: where they are ready.
+        shard_queue: where they are ready.
         rows: as ``ReadyCache`` holds them, by key; at least one.
         held: bytes of their records.
     """

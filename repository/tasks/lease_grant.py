@@ -58,12 +58,12 @@ def grant(
 
     Args:
         group: the open group of the task's shard; the rows go into it.
-        shard queue: of the first row.
+        shard_queue: of the first row.
         rows: (row, record), popped, in claim order.
         now_us: wall microseconds.
         now_mono: monotonic seconds: the deadline counts from it.
         leases: added to; what is raised concerns the rows behind those.
-        shard queues: of each row, on one shard; none where all rows are of ``shard_queue``.
+        shard_queues: of each row, on one shard; none where all rows are of ``shard_queue``.
     """
     make, live, ids, tenant_queue, shard = (
         state.lease_type,

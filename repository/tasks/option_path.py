@@ -122,7 +122,7 @@ def place_task(
         state: the engine's state.
         shard: of the task.
         group: the open group of the shard; the rows go into it.
-        shard queue: of the queue on the shard.
+        shard_queue: of the queue on the shard.
         shared: of the queue.
         task_id: new, of a slot of ``shard``.
         kind: of the payload.

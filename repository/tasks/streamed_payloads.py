@@ -142,7 +142,7 @@ async def write_streamed(
     Args:
         state: the engine's state.
         shard: of all these tasks.
-        encoded_tasks: encoded.
+        encoded_tasks: what to enqueue.
         stack: keeps the files busy until it is closed: after their rows are queued.
         is_durable: sync them.
 

@@ -565,7 +565,7 @@ def step_behind(
 
     Args:
         group: the open group of the task's shard; the rows go into it.
-        shard queue: of the row.
+        shard_queue: of the row.
         row: a ready one, popped.
         reason: kept with the task.
     """
@@ -587,7 +587,7 @@ def bury_row(
 
     Args:
         group: the open group of the task's shard; the rows go into it.
-        shard queue: of the row.
+        shard_queue: of the row.
         row: a ready one, popped.
         reason: kept with the dead letter and in the result.
     """

@@ -187,7 +187,7 @@ async def add_members(
 
     Args:
         workflow: its id.
-        encoded_tasks: encoded, without keys of their own.
+        encoded_tasks: without keys of their own.
         first: number of the first; None: the next.
         after: members that each of the slice waits for.
         is_chain: each of the slice waits for the one before it instead, the first for ``after``.
@@ -254,7 +254,7 @@ def _check_members(encoded_tasks: Sequence[EncodedTask], *, waits: bool) -> None
     """Refuse what a member, or a callback, may not be given.
 
     Args:
-        encoded_tasks: encoded.
+        encoded_tasks: what to enqueue.
         waits: whether they wait for others.
     """
     for encoded in encoded_tasks:

@@ -65,7 +65,7 @@ async def enqueue_after(
 
     Args:
         state: of the engine.
-        encoded: encoded.
+        encoded: what to enqueue.
         after: ids of tasks that are there, or have a result.
         on_failure: a key of ``ON_FAILURE``.
         durable: True waits for an fsync, whatever the engine's mode.

@@ -38,7 +38,7 @@ class QueueLimits:
     Args:
         spawner: runs the timers.
         clock: windows follow its ``mono``, and its wall time where leases say when they began.
-        queue states: the engine's queues.
+        queue_states: the engine's queues.
         leases: its live leases.
         claim_sets: noticed when a queue is held, and when it is no more.
         waiters: served when it is no more.

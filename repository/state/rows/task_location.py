@@ -296,7 +296,7 @@ def put_result(
 
     Args:
         group: the open group of the task's shard; the rows go into it.
-        shard queue: whose counter it goes into.
+        shard_queue: whose counter it goes into.
         record: the encoded result.
         expires_ms: wall milliseconds.
     """

@@ -190,7 +190,7 @@ async def _all(
 
     Args:
         state: of the engine.
-        tenant queues: whose tasks.
+        tenant_queues: whose tasks.
         kinds: of their rows.
         act: whether it did something.
         delayed: of the delayed rows only those in this state, ``delayed`` or ``waiting``.
@@ -472,7 +472,7 @@ async def redrive(
 
     Args:
         state: the engine's state.
-        tenant queues: the queue's.
+        tenant_queues: the queue's.
         ids: None for all.
         renew: as ``redrive_one``.
     """

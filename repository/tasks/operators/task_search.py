@@ -429,7 +429,7 @@ def _range_of(tenant_queue: TenantQueue, state: str, position: bytes) -> RowRang
     """The rows of a state behind a position; None if the tenant never had any there.
 
     Args:
-        tenant queue: whose rows.
+        tenant_queue: whose rows.
         state: of them.
         position: of the last row that was looked at; empty for none.
     """
