@@ -28,7 +28,7 @@ TASKS = [
 def rows_of(engine):
     """All rows of tasks, ids left out: those are drawn."""
     found = []
-    for shard in engine._core.shards:
+    for shard in engine._state.shards:
         for key, value in dump(shard.store):
             if key[:2] in (TASK, INDEX, GHOST):
                 found.append((key[:2] if key[:2] == TASK else key[:-16], len(value), value[:8]))
@@ -44,13 +44,13 @@ async def test_rows_are_those_of_an_enqueue(tmp_path) -> None:
     async with in_memory(clock, rng=SeededRng(1)) as engine:
         await engine.queue("mail").enqueue_many(TASKS)
         wanted = rows_of(engine)
-        records = sorted(v for k, v in dump(engine._core.shards[0].store) if k[:2] == TASK)
+        records = sorted(v for k, v in dump(engine._state.shards[0].store) if k[:2] == TASK)
     # The same seed, so the same secret: dedup keys lie under the same hashes.
     async with lodeq.open(tmp_path / "s", clock=clock, inbox=False, rng=SeededRng(1)) as engine:
         publish(tmp_path / "s", TASKS, clock=clock)
         await engine.ingest()
         assert rows_of(engine) == wanted
-        assert sorted(v for k, v in dump(engine._core.shards[0].store) if k[:2] == TASK) == records
+        assert sorted(v for k, v in dump(engine._state.shards[0].store) if k[:2] == TASK) == records
 
 
 def record(**fields):
