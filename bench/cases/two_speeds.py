@@ -233,5 +233,5 @@ def _told(rates: list[float], passes: list[Passes]) -> dict[str, float]:
 
 
 def _compact(engine: lodeq.Engine) -> None:
-    for shard in engine._core.shards:
+    for shard in engine._state.shards:
         shard.store._db.compact_range(None, None)

@@ -51,7 +51,7 @@ def test_a_seed_that_once_failed(seed):
 
 LATE_RELEASE = """            begin, target = shard.coalescer.begin, record.target
             release = lambda: self.release(begin(), shard, target, now_us)
-            self._core.spawner.call_soon(release)
+            self._state.spawner.call_soon(release)
 
 """
 JOINS = "repository/workflows/joins.py"
