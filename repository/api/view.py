@@ -403,7 +403,7 @@ class EngineView:
         return await lookup.get(self._state, task_id, payloads)
 
     async def payload_part(self, task_id: TaskId, offset: int, most: int) -> tuple[int, int, bytes]:
-        """Of a task's payload: bytes, CRC-32, and the part from ``offset`` on of ``most`` bytes."""
+        """A payload's bytes, its CRC-32, and its part of ``most`` bytes from ``offset`` on."""
         self._state.check()
         async with await lookup.open_payload(self._state, task_id, SLICE_BYTES) as reader:
             sum, data = await reader.part(offset, most)

@@ -10,7 +10,9 @@ whose record cannot be read is passed over: only a purge or ``discard`` ends it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from heapq import merge
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from ...coalescer.group import Group
@@ -35,7 +37,8 @@ from .record_fetch import checked_records
 __all__ = ["DEAD_CLAIM_MAX", "claim_dead"]
 
 DEAD_CLAIM_MAX: Final = 256  # dead letters of one claim: they are taken in one turn of the loop
-_PAGES_MAX: Final = 8  # of rows that are looked at, where some cannot be delivered
+_PAGES_MAX: Final = 8  # of a shard's rows that are looked at, where some cannot be delivered
+_PAGE_ROWS_MIN: Final = 32
 
 
 class _Found(NamedTuple):
@@ -110,19 +113,14 @@ async def _take(
     # atomic section
     leases: list[LeaseState] = []
     groups: dict[Shard, Group] = {}
-    most, size = min(request.limit, DEAD_CLAIM_MAX), 0
+    most = min(request.limit, DEAD_CLAIM_MAX)
     for found, record in _found(_claimable(tenant_queue), most):
-        if leases and size + len(record) > CLAIM_BYTES_MAX:
-            break
         shard = found.shard_queue.shard
         if shard not in groups:
             groups[shard] = shard.coalescer.begin()
         groups[shard].bytes += 600
         with groups[shard]:
             leases.append(_grant(state, request, groups[shard], found, record))
-        size += len(record)
-        if len(leases) == most:
-            break
     state.totals.claimed += len(leases)
     return leases, [(shard, shard.coalescer.wait(group)) for shard, group in groups.items()]
 
@@ -140,35 +138,57 @@ def _claimable(tenant_queue: TenantQueue) -> list[ShardQueue]:
 
 
 def _found(shard_queues: Sequence[ShardQueue], most: int) -> list[tuple[_Found, bytes]]:
-    """Up to ``most`` of them, the oldest of all shards first, with their records."""
+    """Up to ``most`` of them, the oldest of all shards first, with their records.
+
+    No more records are read than one claim may have bytes, over all shards together.
+    """
+    page = max(_PAGE_ROWS_MIN, most // max(1, len(shard_queues)))
+    oldest = merge(*(_rows(one, page) for one in shard_queues), key=attrgetter("order"))
     out: list[tuple[_Found, bytes]] = []
-    for shard_queue in shard_queues:
-        shard = shard_queue.shard
-        lower: bytes | None = shard_queue.floor(DEAD)
-        upper = prefix_end(shard_queue.prefix + DEAD)
-        taken = pages = size = 0
-        while lower is not None and taken < most and pages < _PAGES_MAX:
-            rows, lower = shard.overlay.scan_readable(lower, upper, most - taken)
-            pages += 1
-            some: list[_Found] = []
-            for key, raw in rows:
-                row = attempt(decode_index_row, raw)
-                if row is None:
-                    continue
-                size += claim_cost(row.record_bytes)
-                if size > CLAIM_BYTES_MAX and (taken or some):
-                    lower = None
-                    break
-                some.append(_Found(key[SEQ_AT:], key, raw, row, shard_queue))
-            asked: list[Row] = [
-                (one.key, one.key[ID_AT:], 0, 0, 0, one.row.record_bytes, None) for one in some
-            ]
-            for one, record in zip(some, checked_records(shard, asked), strict=True):
-                if record is not None:
-                    out.append((one, record))
-                    taken += 1
-    out.sort(key=lambda pair: pair[0].order)
+    size, is_full = 0, False
+    while len(out) < most and not is_full:
+        some: list[_Found] = []
+        for one in oldest:
+            cost = claim_cost(one.row.record_bytes)
+            is_full = bool(out or some) and size + cost > CLAIM_BYTES_MAX
+            if is_full:
+                break
+            size += cost
+            some.append(one)
+            if len(out) + len(some) == most:
+                break
+        if not some:
+            break
+        out += _with_records(some)
     return out
+
+
+def _rows(shard_queue: ShardQueue, page: int) -> Iterator[_Found]:
+    """The dead letters of one shard, the oldest first; read as they are asked for."""
+    lower: bytes | None = shard_queue.floor(DEAD)
+    upper = prefix_end(shard_queue.prefix + DEAD)
+    for _ in range(_PAGES_MAX):
+        if lower is None:
+            return
+        rows, lower = shard_queue.shard.overlay.scan_readable(lower, upper, page)
+        for key, raw in rows:
+            row = attempt(decode_index_row, raw)
+            if row is not None:
+                yield _Found(key[SEQ_AT:], key, raw, row, shard_queue)
+
+
+def _with_records(some: Sequence[_Found]) -> list[tuple[_Found, bytes]]:
+    """Those whose records can be read, in their order; each shard is asked once."""
+    of_shard: dict[Shard, list[Row]] = {}
+    for one in some:
+        asked = (one.key, one.key[ID_AT:], 0, 0, 0, one.row.record_bytes, None)
+        of_shard.setdefault(one.shard_queue.shard, []).append(asked)
+    records = {
+        row[0]: record
+        for shard, rows in of_shard.items()
+        for row, record in zip(rows, checked_records(shard, rows), strict=True)
+    }
+    return [(one, record) for one in some if (record := records[one.key]) is not None]
 
 
 def _grant(

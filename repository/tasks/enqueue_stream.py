@@ -101,7 +101,7 @@ async def enqueue_stream(
 
 
 def _chunks(state: EngineState, source: Any) -> AsyncIterator[bytes]:
-    """What a source gives. One that blocks is asked in a thread."""
+    """The slices of a source. One that blocks is asked in a thread."""
     if isinstance(source, bytes | bytearray | memoryview | str):
         raise UsageError("enqueue_stream takes a file or an iterable of bytes: enqueue takes bytes")
     if isinstance(source, AsyncIterable):
@@ -116,7 +116,7 @@ def _chunks(state: EngineState, source: Any) -> AsyncIterator[bytes]:
 
 
 async def _asked(state: EngineState, ask: Callable[[], Any], end: object) -> AsyncIterator[Any]:
-    """What ``ask`` gives in a thread, until that is ``end``. None is no end: it is refused."""
+    """Call ``ask`` in a thread until it gives ``end``. None is no end: it is refused later."""
 
     def step() -> Any:
         try:

@@ -8,6 +8,7 @@ from support_live import copy_live
 
 import lodeq
 from lodeq import ALL_TENANTS, Limits, NewTask, TaskFilter, UsageError
+from lodeq.repository.tasks import dead_claim
 
 pytestmark = pytest.mark.anyio
 NO_HISTORY = Limits(history_s=0)
@@ -27,7 +28,7 @@ async def kill(engine, clock, payloads, *, tenant="", **options):
 
 
 async def facts(engine, task_id):
-    """Of a dead letter: what no claim may change."""
+    """The facts of a dead letter that no claim may change."""
     task = await engine.get(task_id)
     attempts = await engine.attempts(task_id)
     return task, attempts, await engine.result(task_id)
@@ -411,3 +412,23 @@ async def test_after_a_restart(clock, tmp_path, end, exported):
             await clock.advance(101)
         assert await facts(engine, task_id) == before
         await sound(engine)
+
+
+async def test_no_more_records_are_read_than_are_claimed(clock, monkeypatch):
+    read = []
+    plain = dead_claim.checked_records
+
+    def counted(shard, rows):
+        read.extend(rows)
+        return plain(shard, rows)
+
+    monkeypatch.setattr(dead_claim, "checked_records", counted)
+    async with in_memory(clock, shards=8) as engine:
+        ids = [(await kill(engine, clock, [n], shard_key=str(n)))[1][0] for n in range(40)]
+        queue = engine.queue("mail")
+        assert len({engine._state.shard_of(one) for one in ids}) > 4
+        found = []
+        while leases := await queue.claim(dead=True, limit=6):
+            found += [lease.task_id for lease in leases]
+        assert found == ids
+    assert len(read) == len(ids)

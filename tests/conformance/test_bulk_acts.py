@@ -180,7 +180,7 @@ async def test_one_dead_letter_is_discarded(engine):
 
 
 async def test_a_reason_has_parts_in_their_order(engine):
-    """Of tasks that are dead, and of those whose result is all that is left."""
+    """Ids of dead tasks, and of tasks whose result is all that is left."""
     queue = engine.queue("mail", max_attempts=1)
     for n in range(3):
         await queue.enqueue(b"x")

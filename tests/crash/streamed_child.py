@@ -73,7 +73,7 @@ async def work(engine: lodeq.Engine, say: Any) -> None:
 
 
 async def look(engine: lodeq.Engine, say: Any) -> None:
-    """What is there after a crash."""
+    """Look at the store after a crash."""
     await engine._runtime.body_gc.do_all()
     tasks = await engine.queue("q").list("ready", limit=100)
     good = [await engine.read_payload(task.id) == whole(task.headers["n"]) for task in tasks]

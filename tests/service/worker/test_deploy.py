@@ -87,7 +87,7 @@ async def test_a_rate_holds_over_two_processes(served):
 
 
 def starts_and_ends(store, queue):
-    """What the lifecycle journal says of a queue: (seconds, +1 or -1), in the order it happened."""
+    """Starts and ends in a queue by the lifecycle journal: (seconds, +1 or -1), in order."""
     with closing(lodeq.lifecycle.open_tailer(store, "tasks", name="test")) as tailer:
         reader, events = lodeq.lifecycle.Reader(), []
         while records := tailer.read_now(1000):

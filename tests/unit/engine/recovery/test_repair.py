@@ -531,7 +531,7 @@ def test_tasks_whose_record_is_gone_are_named_and_those_that_are_over_are_not(st
 
 
 def test_a_leased_dead_letter_stays_one_whatever_a_hole_took(store, life):
-    """Of its row and its lease the newer counts; its death, and when it is forgotten, are known."""
+    """The newer of its row and its lease counts; its death, and when it is forgotten, are known."""
     both = [life.enqueue() for _ in range(4)]
     for task in both:
         life.claim(task)
