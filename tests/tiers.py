@@ -5,9 +5,9 @@ small one, from the seed ``LODEQ_SEED`` on. Without one it is drawn, once for al
 run, so that each run tries other worlds; the run says how it is repeated. It is drawn from seeds
 that the proofs have been through: a run fails for what was changed. The folders of this tier
 are in memory where there is room: thousands of stores wait for a disk longer than for anything
-else. ``--tier=rest`` runs what that leaves, and the same proofs in full. Without a tier everything
-runs in full. ``--at-least=N`` fails a run in which fewer tests passed. In the end it says which
-tests made their process larger than ever.
+else. Of a property it tries few examples. ``--tier=rest`` runs what that leaves, and the same
+proofs and properties in full. Without a tier everything runs in full. ``--at-least=N`` fails a run
+in which fewer tests passed. In the end it says which tests made their process larger than ever.
 """
 
 import gc
@@ -16,23 +16,27 @@ import random
 import resource
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
+import hypothesis
 import pytest
 
 LATE = {"crash", "slow", "spark"}
 SMALL = {
-    "LODEQ_CLUSTER_SEEDS": "15",
-    "LODEQ_CRASH_CYCLES": "20",
-    "LODEQ_FAULT_SITES": "10",
+    "LODEQ_CLUSTER_SEEDS": "10",
+    "LODEQ_CRASH_CYCLES": "12",
+    "LODEQ_FAULT_SITES": "7",
     "LODEQ_FLIPS": "1",
+    "LODEQ_FUZZ_EXAMPLES": "8",
     "LODEQ_KILL_POINTS": "10",
+    "LODEQ_LOOK_SEEDS": "4",
     "LODEQ_MODEL_RUNS": "10",
     "LODEQ_MOVE_SEEDS": "2",
     "LODEQ_POWER_IMAGES": "100",
-    "LODEQ_ROT": "20",
+    "LODEQ_ROT": "10",
     "LODEQ_SIM_SEEDS": "100",
 }
+EXAMPLES = 30  # of a property that sets no number of its own
 
 MEMORY = "/dev/shm"
 MEMORY_BYTES = 4 << 30  # left there, before folders are made in it
@@ -53,6 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--tier") == "commit":
         for name, size in SMALL.items():
             os.environ.setdefault(name, size)  # before the modules that read it
+        # A deadline per example measures the machine, not the code.
+        hypothesis.settings.register_profile("few", deadline=None, max_examples=EXAMPLES)
+        hypothesis.settings.load_profile("few")
         if has_room_in_memory():
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
         # Before ``support_seeds``; workers inherit it.
@@ -120,6 +127,23 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
         item.user_properties.append(("grown_mib", peak_mib() - item.stash[PEAK]))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Names and marks of what passed are of no use to the process that counts it."""
+    report = yield
+    if report.passed:
+        report.keywords = {}
+    return report
+
+
+def marks_of(item: pytest.Item) -> set[str]:
+    """A property is a sample of itself: more examples are tried in full."""
+    marks = {mark.name for mark in item.iter_markers()}
+    if hasattr(getattr(item, "obj", None), "hypothesis") and not LATE & marks:
+        marks.add("sample")
+    return marks
+
+
 def is_in(tier: str, marks: set[str]) -> bool:
     return "sample" in marks or (tier == "rest") is bool(LATE & marks)
 
@@ -128,7 +152,7 @@ def is_in(tier: str, marks: set[str]) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tier = config.getoption("--tier")
     if tier is not None:
-        marks = {item: {mark.name for mark in item.iter_markers()} for item in items}
+        marks = {item: marks_of(item) for item in items}
         config.hook.pytest_deselected(items=[i for i in items if not is_in(tier, marks[i])])
         items[:] = [item for item in items if is_in(tier, marks[item])]
     if (order := config.getoption("--shuffle")) is not None:

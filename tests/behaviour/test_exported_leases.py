@@ -97,6 +97,7 @@ async def test_a_shorter_heartbeat_is_remembered_over_a_close(store):
     assert await store.counts() == (1, 0)
 
 
+@pytest.mark.slow
 async def test_openings_do_not_lengthen_a_lease(store):
     await store.grant(lease=30.06)
     for _ in range(100):

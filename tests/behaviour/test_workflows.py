@@ -509,6 +509,7 @@ async def counted(engine):
     return found.delayed, found.waiting
 
 
+@pytest.mark.slow
 async def test_waiting_tasks_are_counted_over_the_life_of_a_store(tmp_path, anyio_backend_name):
     path = tmp_path / "store"
     async with lodeq.open(path, shards=2, block_cache_bytes=CACHE_BYTES) as engine:

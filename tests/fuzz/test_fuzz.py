@@ -1,6 +1,7 @@
 """No stored byte, however damaged, makes a decoder do anything but decode or refuse."""
 
 import ast
+import os
 import random
 import re
 import tracemalloc
@@ -21,6 +22,7 @@ from lodeq.errors import RecordCorruptError
 from lodeq.repository.model.codec import decode_headers, decode_value, encode_headers, encode_value
 
 names = pytest.mark.parametrize("name", TARGETS)
+EXAMPLES = int(os.environ.get("LODEQ_FUZZ_EXAMPLES", "30"))
 INPUTS = 40_000  # of each; the rate of the target is applied
 DECODERS = re.compile(r"_?decode(_.*)?|inflate|open_frame|read_manifest|_?unpack(_.*)?")
 
@@ -50,8 +52,9 @@ def test_many_mutations(name):
     assert taken, "no mutation got past the first check: nothing behind it was tested"
 
 
+@pytest.mark.sample
 @names
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data())
 def test_mutations_that_shrink(name, data):
     target = TARGETS[name]

@@ -40,6 +40,7 @@ async def test_body_files_do_not_pile_up(opening):
         assert len(opening.files()) <= 2
 
 
+@pytest.mark.slow
 async def test_those_that_piled_up_go_a_share_at_a_time(opening):
     for _ in range(40):
         await send(opening, keeps=True)
@@ -73,6 +74,7 @@ async def test_what_is_due_is_done(opening):
         await sound(engine)
 
 
+@pytest.mark.slow
 async def test_all_upkeep_at_once(opening):
     """Files that are half dead are copied, too."""
     async with opening() as engine:

@@ -190,6 +190,7 @@ async def test_only_a_store_without_a_shard_that_takes_writes_refuses(state: Eng
 # -- slots -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [2, 3, 7, 8, 100])
 @pytest.mark.parametrize("is_many", [False, True])
 def test_slots_are_uniform_within_a_shard(shards: int, is_many: bool) -> None:

@@ -1,6 +1,7 @@
 """Claims over kept sets of queues take the rows that a look at each queue would, in its order."""
 
 import asyncio
+import os
 import random
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -202,7 +203,8 @@ async def step(
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.sample
+@pytest.mark.parametrize("seed", range(int(os.environ.get("LODEQ_LOOK_SEEDS", "12"))))
 def test_the_rows_of_a_look_at_each_queue(
     seed: int, shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
