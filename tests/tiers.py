@@ -36,7 +36,7 @@ SMALL = {
     "LODEQ_ROT": "10",
     "LODEQ_SIM_SEEDS": "100",
 }
-EXAMPLES = 30  # of a property that sets no number of its own
+EXAMPLES = 20  # of a property that sets no number of its own
 
 MEMORY = "/dev/shm"
 MEMORY_BYTES = 4 << 30  # left there, before folders are made in it
