@@ -46,6 +46,7 @@ Act = Literal["redrive", "cancel", "delete", "reprioritise"]
 PENDING: Final = ("ready", "delayed", "waiting")
 FINAL: Final = ("completed", "expired", "cancelled")
 FILTER_STATES: Final = (*PENDING, "leased", "dead", *FINAL)
+_AGES: Final = ("older_than", "newer_than", "finished_older_than", "finished_newer_than")
 # The states that each act applies to.
 ACTS: Final[Mapping[str, tuple[str, ...]]] = {
     "redrive": ("dead",),
@@ -75,6 +76,9 @@ class TaskFilter:
             the quotes: ``{"to": "*@example.org"}``. What was cut from a preview is not found.
         older_than: seconds since it was enqueued, at least.
         newer_than: seconds since it was enqueued, at most.
+        finished_older_than: seconds since it became dead, completed, expired or cancelled, at
+            least. A task that has not ended is not meant.
+        finished_newer_than: seconds since then, at most.
         reason: part of the reason why it failed or ended, in any case; ``*`` stands for any
             characters.
         id_prefix: the first hex digits of its id, dashes or not.
@@ -94,6 +98,8 @@ class TaskFilter:
     arguments: Mapping[str, str] = field(default_factory=dict)
     older_than: Duration | None = None
     newer_than: Duration | None = None
+    finished_older_than: Duration | None = None
+    finished_newer_than: Duration | None = None
     reason: str | None = None
     id_prefix: str | None = None
     ids: Sequence[AnyId] | None = None
@@ -132,7 +138,7 @@ class TaskFilter:
         for name in self.arguments:
             if not name.isidentifier():
                 raise UsageError(f"arguments: {name!r:.80} cannot be the name of one")
-        for name in ("older_than", "newer_than"):
+        for name in _AGES:
             value = getattr(self, name)
             if value is not None:
                 duration_s(value, name)
@@ -155,12 +161,17 @@ class TaskFilter:
         """The states that are meant, in the order in which they are searched."""
         given = self.state
         if given is None:
-            return FILTER_STATES
+            return FILTER_STATES if self.is_of_any_end else ("dead", *FINAL)
         if isinstance(given, str):
             return (given,)
         return tuple(
             sorted(given, key=lambda s: FILTER_STATES.index(s) if s in FILTER_STATES else 0)
         )
+
+    @property
+    def is_of_any_end(self) -> bool:
+        """Whether tasks are meant whenever they ended, and those that have not."""
+        return self.finished_older_than is None and self.finished_newer_than is None
 
     @property
     def digits(self) -> str:
@@ -169,6 +180,8 @@ class TaskFilter:
 
     def matches(self, task: Task, now: datetime) -> bool:
         """Whether it means this task; ids, queue, tenant and state were looked at by the search."""
+        if not self.is_of_any_end and not self._has_ended_then(task, now):
+            return False
         age = (now - task.enqueued_at).total_seconds()
         return (
             (self.function is None or task.function == self.function)
@@ -180,6 +193,18 @@ class TaskFilter:
             and (self.text is None or has_text(self.text, _texts_of(task)))
             and (not self.arguments or arguments_fit(self.arguments, task.preview) is True)
         )
+
+    def _has_ended_then(self, task: Task, now: datetime) -> bool:
+        if task.finished_at is None:
+            return False
+        age, least, most = (
+            now - task.finished_at,
+            self.finished_older_than,
+            self.finished_newer_than,
+        )
+        return (
+            least is None or age.total_seconds() >= duration_s(least, "finished_older_than")
+        ) and (most is None or age.total_seconds() <= duration_s(most, "finished_newer_than"))
 
     def may_match(self, task: Task, now: datetime) -> bool:
         """Whether only what was cut from its preview keeps a task from being meant."""
@@ -350,7 +375,7 @@ def filter_doc(meant: TaskFilter) -> dict[str, Any]:
     for name in ("labels", "arguments"):
         if getattr(meant, name):
             doc[name] = dict(getattr(meant, name))
-    for name in ("older_than", "newer_than"):
+    for name in _AGES:
         if getattr(meant, name) is not None:
             doc[name] = duration_s(getattr(meant, name), name)
     return doc
@@ -370,8 +395,7 @@ def filter_of(doc: Mapping[str, Any]) -> TaskFilter:
         "text",
         "labels",
         "arguments",
-        "older_than",
-        "newer_than",
+        *_AGES,
     }
     if unknown:
         raise UsageError(f"a filter has no {', '.join(sorted(unknown))}")

@@ -542,7 +542,8 @@ _Filter = Annotated[
     _described(
         type="object",
         description="queue, tenant, states, function, labels, arguments (patterns by name), "
-        "older_than, newer_than (seconds), reason, id_prefix, text: those for which all that is "
+        "older_than, newer_than, finished_older_than, finished_newer_than (seconds), reason, "
+        "id_prefix, text: those for which all that is "
         "given holds",
     ),
 ]

@@ -94,6 +94,9 @@ def any_filter(rng, tasks):
         given["id_prefix"] = str(task.id)[: rng.choice([4, 13, 30, 36])]
     if rng.random() < 0.2:
         given[rng.choice(["older_than", "newer_than"])] = rng.choice([0, 3600])
+    if rng.random() < 0.2:
+        name = rng.choice(["finished_older_than", "finished_newer_than"])
+        given[name] = rng.choice([0, 3600])
     return TaskFilter(**given)
 
 

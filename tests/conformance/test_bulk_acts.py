@@ -339,6 +339,8 @@ async def test_ended_tasks_of_all_queues_are_one_pass(engine):
     assert one.id == found[-1].id
     assert (await everything(engine, TaskFilter(id_prefix=newest)))[0].id == max(ids)
     assert len(await everything(engine, TaskFilter(state=ended.state, newer_than=60))) == 16
+    assert len(await everything(engine, TaskFilter(finished_newer_than=60))) == 16
+    assert await everything(engine, TaskFilter(finished_older_than=60)) == []
     assert (await engine.count(TaskFilter(state=ended.state, id_prefix="0" * 20))).count == 0
 
 

@@ -385,21 +385,23 @@ class TaskSearch:
     def _since_us(self, age: Duration) -> int:
         return self.started_us - int(duration_s(age, "age") * 1e6)
 
+    def _between(self, most: Duration | None, least: Duration | None, last: int) -> tuple[int, int]:
+        """The times of these ages, a millisecond wider: what passes is compared once more."""
+        first = ANY_TIME[0] if most is None else self._since_us(most) - 1000
+        return first, last if least is None else min(last, self._since_us(least) + 1000)
+
     def _glance_at_ended(self, states: list[str]) -> ResultGlance:
         """The questions that a result is asked before it is decoded: most are passed over."""
         meant = self._meant
-        first, last = ANY_TIME
-        if meant.newer_than is not None:  # a millisecond more: what passes is compared once more
-            first = self._since_us(meant.newer_than) - 1000
-        if meant.older_than is not None:
-            last = self._since_us(meant.older_than) + 1000
         return ResultGlance(
             statuses=frozenset(HISTORY_STATES[state] for state in states),
             queue=None if meant.queue is None else meant.queue.encode(),
             tenant=self._tenant,
             needles=self._needles,
-            created=(first, last),
-            finished=(ANY_TIME[0], self.started_us),
+            created=self._between(meant.newer_than, meant.older_than, ANY_TIME[1]),
+            finished=self._between(
+                meant.finished_newer_than, meant.finished_older_than, self.started_us
+            ),
             reason=meant.reason,
             text=meant.text or plain_piece(meant.arguments),
         )

@@ -90,6 +90,8 @@ def _filter_options(command: F) -> F:
             ),
             click.option("--older-than", type=_Seconds(), help="Enqueued so long ago: 90s, 12h."),
             click.option("--newer-than", type=_Seconds(), help="Enqueued since then: 90s, 12h."),
+            click.option("--finished-older-than", type=_Seconds(), help="Ended so long ago: 2h."),
+            click.option("--finished-newer-than", type=_Seconds(), help="Ended since then: 14h."),
             click.option(
                 "--reason", help="Part of why it failed, in any case; * stands for any characters."
             ),

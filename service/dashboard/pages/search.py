@@ -26,10 +26,13 @@ _TEXTS: Final = (
     "function",
     "older_than",
     "newer_than",
+    "finished_older_than",
+    "finished_newer_than",
     "reason",
     "id_prefix",
     "text",
 )
+_AGES: Final = tuple([name for name in _TEXTS if name.endswith("_than")])
 _TEXT_MAX: Final = 256
 _LABELS_MAX: Final = 8
 
@@ -61,6 +64,8 @@ class Search(NamedTuple):
     def words(self) -> list[str]:
         """The search, in words."""
         names = {"older_than": "enqueued before the last", "newer_than": "enqueued in the last"}
+        names |= {"finished_older_than": "ended before the last"}
+        names |= {"finished_newer_than": "ended in the last"}
         names |= {"reason": "reason with", "id_prefix": "id begins with"}
         said = [f"{names.get(name, name)} {text}" for name, text in self.fields.items() if text]
         said += [f"label {label}" for label in self.labels]
@@ -140,9 +145,8 @@ def _filter(
         reason=fields["reason"] or None,
         id_prefix=fields["id_prefix"] or None,
         ids=ids or None,
-        older_than=seconds_of(fields["older_than"]) if fields["older_than"] else None,
-        newer_than=seconds_of(fields["newer_than"]) if fields["newer_than"] else None,
         text=fields["text"] or None,
+        **{name: seconds_of(fields[name]) for name in _AGES if fields[name]},
     )
 
 

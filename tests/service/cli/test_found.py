@@ -36,6 +36,8 @@ def test_a_failing_job_is_found_by_its_argument_and_sent_back_with_those_like_it
     assert "send(n=1)" in shown
     assert "customer=c1" in shown
     assert run("find", store, "--reason", "timeout", "--count").stdout == "3\n"
+    assert run("find", store, "--finished-newer-than", "1h", "--count").stdout == "3\n"
+    assert run("find", store, "--finished-older-than", "1h", "--count").stdout == "0\n"
     told = run("act", store, "redrive", "--reason", "timeout").stdout
     assert told == "redrive would mean 3 tasks: add --yes to do it\n"
     assert run("find", store, "--state", "dead", "--count").stdout == "3\n"

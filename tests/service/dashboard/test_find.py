@@ -109,6 +109,9 @@ async def test_a_form_that_asks_for_nothing_searches_nothing(engine, mail, monke
         ("label=customer%3Dc1&label=customer%3Dc2", 10),  # the last one of a key
         ("older_than=1h", 0),
         ("newer_than=1.5h&reason=after+0", 20),
+        ("finished_newer_than=1h&state=dead&state=ready", 40),
+        ("finished_newer_than=1h", 40),
+        ("finished_older_than=1h", 0),
         ("id_prefix=ffff", 0),
     ],
 )
