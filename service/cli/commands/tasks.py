@@ -400,8 +400,12 @@ def show(store: str, id: str, as_json: bool) -> None:
         _print_fields({name: value for name, value in ended.items() if name not in known}, "  ")
     if attempts:
         click.echo("attempts")
+        last = 0
         for one in attempts:
+            if one["number"] <= last:
+                click.echo("  redriven, counted anew")
             print_line(f"  {_attempt_line(one)}")
+            last = one["number"]
 
 
 def _whole_id(store: str, id: str) -> TaskId:

@@ -94,6 +94,17 @@ def test_show_lists_the_attempts(store):
     assert [one["outcome"] for one in made] == ["nacked", "completed"]
 
 
+def test_a_redrive_stands_between_attempts_of_the_same_number(store):
+    task = first("enqueue", store, "mail", "x", "--max-attempts", 1)["id"]
+    for redrive in (True, False):
+        lease = first("claim", store, "mail", "--worker", "w1")["lease"]
+        run("nack", store, lease, "--reason", "boom", "--delay", 0)
+        if redrive:
+            run("redrive", store, "mail")
+    lines = run("show", store, task).stdout.partition("attempts\n  ")[2].splitlines()
+    assert [line.split()[0] for line in lines] == ["1", "redriven,", "1"]
+
+
 def test_a_wrong_time_is_named(store):
     assert "expected a time like 12h" in run("history", store, "--since", "soon", code=2).stderr
 

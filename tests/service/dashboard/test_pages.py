@@ -408,6 +408,14 @@ async def test_the_page_of_a_task_has_its_attempts(engine, clock):
         assert '<h2 id="attempts">' in page.text
         assert "nacked" in page.text
         assert "<script>alert" not in page.text
+        assert "redriven" not in page.text
+        lease = await mail.claim_one(worker="w1")
+        await lease.bury("bad")
+        await mail.redrive()
+        await (await mail.claim_one(worker="w1")).complete()
+        page = await client.get(f"/tasks/{receipt.id}")
+        numbers = re.findall(r'<th scope="row" class="n">(\d)|<td colspan="5">(\w+)', page.text)
+        assert numbers == [("1", ""), ("2", ""), ("", "redriven"), ("1", "")]
 
 
 async def test_a_payload_above_3_mib_is_shown_as_its_size(tmp_path):
