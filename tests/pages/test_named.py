@@ -10,7 +10,8 @@ NAMED = re.compile(r"tests/[\w/]+\.py(?:::\w+)*")
 GUARANTEES = text_of(ROOT / "docs" / "guarantees.md")
 SECURITY = text_of(ROOT / "SECURITY.md")
 COMPARISON = text_of(ROOT / "docs" / "comparison.md")
-FEATURES, HELD = COMPARISON.split("## What holds our column")
+FEATURES, rest = COMPARISON.split("## What holds our column")
+HELD, ORIGINALS = rest.split("## The four it came from")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -117,3 +118,13 @@ def test_every_row_of_the_comparison_has_a_cell_for_each() -> None:
     marks = re.compile(r"Y|p|–|\$|\?|db|srv|n/a|[SAT](?:[ ,][SAT])*")
     for _, *cells in rows(FEATURES):
         assert all(marks.fullmatch(cell.rstrip("¹²³⁴⁵⁶⁷⁸⁹°")) for cell in cells), cells
+
+
+def test_every_row_of_the_originals_has_a_cell_for_each_and_its_proof() -> None:
+    found = rows(ORIGINALS)
+    assert len(found) > 20
+    for name, *cells, proof in found:
+        assert len(cells) == 5, name
+        assert cells[0] == "Y", name
+        assert all(re.fullmatch(r"(Y|p|–|\?|n/a)[¹²³⁴⁵⁶⁷⁸⁹]?", cell) for cell in cells), cells
+        assert NAMED.fullmatch(proof), name  # that it exists: above
