@@ -73,7 +73,7 @@ def write_ids(folder: str, stem: str, shard: int, index_keys: Sequence[bytes]) -
             size = len(prefix)
             name = names.setdefault((parts.queue, parts.tenant), len(names))
             number = name.to_bytes(4, "little")
-        rows.append(key[ID_AT:] + number + key[size:-16].ljust(_PLACE, b"\0"))
+        rows.append(key[ID_AT:] + number + key[size:ID_AT].ljust(_PLACE, b"\0"))
     rows.sort()
     for one, other in pairwise(rows):
         if one[:16] == other[:16]:
