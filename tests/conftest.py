@@ -8,10 +8,9 @@ import pytest
 
 import lodeq
 
-if hypothesis.settings.get_current_profile_name() == "default":  # no tier has its own
-    # A deadline per example measures the machine, not the code.
-    hypothesis.settings.register_profile("lodeq", deadline=None)
-    hypothesis.settings.load_profile("lodeq")
+# A deadline per example measures the machine, not the code. The quick tier has its own profile.
+hypothesis.settings.register_profile("lodeq", deadline=None)
+hypothesis.settings.load_profile("lodeq")
 
 # A shell that starts the suite in the background has its children ignore the interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -197,14 +197,11 @@ class TaskFilter:
     def _has_ended_then(self, task: Task, now: datetime) -> bool:
         if task.finished_at is None:
             return False
-        age, least, most = (
-            now - task.finished_at,
-            self.finished_older_than,
-            self.finished_newer_than,
+        age = (now - task.finished_at).total_seconds()
+        least, most = self.finished_older_than, self.finished_newer_than
+        return (least is None or age >= duration_s(least, "finished_older_than")) and (
+            most is None or age <= duration_s(most, "finished_newer_than")
         )
-        return (
-            least is None or age.total_seconds() >= duration_s(least, "finished_older_than")
-        ) and (most is None or age.total_seconds() <= duration_s(most, "finished_newer_than"))
 
     def may_match(self, task: Task, now: datetime) -> bool:
         """Whether only what was cut from its preview keeps a task from being meant."""

@@ -39,7 +39,7 @@ HEADERS: Final[Mapping[str, str]] = {
 
 
 class _CompiledTemplates(BytecodeCache):
-    """Templates are compiled once for all dashboards of a process: it takes a tenth of a second."""
+    """Templates are compiled once for all dashboards of a process."""
 
     def __init__(self) -> None:
         self._code: dict[tuple[str, str], CodeType] = {}

@@ -1,4 +1,4 @@
-"""What is counted of each tenant queue: the same whichever way a call goes."""
+"""Each tenant queue is counted: the same whichever way a call goes."""
 
 import anyio
 import pytest
