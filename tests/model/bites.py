@@ -184,7 +184,7 @@ BUGS = {
     redrive_keeps_the_attempts: (admin, "IndexRow"),
     pause_of_all_tenants_is_ignored: (EngineState, "set_pause"),
     reap_forgets_the_last_attempt: (reaper, "reap"),
-    turns_follow_priority: (claim_order, "_pick_lane"),
+    turns_follow_priority: (claim_order, "_pick_tenant_queue"),
     starvation_counts_claims: (claim_order, "_pick_fair"),
     release_gives_its_start_back: (QueueLimits, "ended"),
     claim_of_one_is_not_counted: (QueueLimits, "granted_one"),
