@@ -207,6 +207,7 @@ class RemoteCalls(RemoteRequests):
         faces: bool | Unchanged | None = SETTING_UNCHANGED,
         rate: str | Unchanged | None = SETTING_UNCHANGED,
         concurrency: int | Unchanged | None = SETTING_UNCHANGED,
+        key_concurrency: str | Unchanged | None = SETTING_UNCHANGED,
         by: str = BY_OPERATOR,
         replace: bool = True,
     ) -> QueueSettings:
@@ -222,6 +223,7 @@ class RemoteCalls(RemoteRequests):
             faces: whether function, preview and labels of its tasks are stored.
             rate: starts in any window of a period, such as ``"10/s"``.
             concurrency: leases at once, 1 to 1,000,000.
+            key_concurrency: leases at once for each value of a label, such as ``"2/customer"``.
             by: who sets it, 1 to 512 bytes; kept with the setting.
             replace: False refuses to change what somebody else has set to another value.
         """
@@ -236,6 +238,7 @@ class RemoteCalls(RemoteRequests):
             faces=faces,
             rate=rate,
             concurrency=concurrency,
+            key_concurrency=key_concurrency,
         )
         return settings_of(await self.send(calls.queue_settings(self.session, queue, doc)))
 

@@ -208,6 +208,7 @@ class SyncRemoteCalls(SyncRemoteRequests):
         faces: bool | Unchanged | None = SETTING_UNCHANGED,
         rate: str | Unchanged | None = SETTING_UNCHANGED,
         concurrency: int | Unchanged | None = SETTING_UNCHANGED,
+        key_concurrency: str | Unchanged | None = SETTING_UNCHANGED,
         by: str = BY_OPERATOR,
         replace: bool = True,
     ) -> QueueSettings:
@@ -223,6 +224,7 @@ class SyncRemoteCalls(SyncRemoteRequests):
             faces: whether function, preview and labels of its tasks are stored.
             rate: starts in any window of a period, such as ``"10/s"``.
             concurrency: leases at once, 1 to 1,000,000.
+            key_concurrency: leases at once for each value of a label, such as ``"2/customer"``.
             by: who sets it, 1 to 512 bytes; kept with the setting.
             replace: False refuses to change what somebody else has set to another value.
         """
@@ -237,6 +239,7 @@ class SyncRemoteCalls(SyncRemoteRequests):
             faces=faces,
             rate=rate,
             concurrency=concurrency,
+            key_concurrency=key_concurrency,
         )
         return settings_of(self.send(calls.queue_settings(self.session, queue, doc)))
 

@@ -152,7 +152,7 @@ def pack_run(
         priority: 0 to 9.
         attempts: runs so far.
         time_us: wall microseconds.
-        tag: from ``lane_tag``.
+        tag: from ``tenant_queue_tag``.
         text: a worker or a reason, at most 65,535 bytes.
         ids: of the tasks, 1 to 65,535.
     """

@@ -36,6 +36,7 @@ from ..records import keyspace as ks
 from ..records.frame import attempt
 from ..records.keyspace import DUE_AT, FLOWS, FLOWS_END, ID_AT, OUTBOX, OUTBOX_END, SEQ_AT
 from ..records.lease import DEAD_LEASE, MOVED_FLAG, LeaseRecord, decode_lease
+from ..records.queues.key_waits import KEY_WAIT_MS
 from ..records.result import HAS_ATTEMPTS, ResultRecord, Status, decode_result, result_due_ms
 from ..records.rows import (
     MOVED_ROW,
@@ -86,7 +87,7 @@ _FAMILIES = (
     (ks.MOVED, ks.MOVED_END), (ks.TASK, ks.TASK_END), (ks.PROGRESS, ks.PROGRESS_END),
     (OUTBOX, OUTBOX_END), (FLOWS, FLOWS_END),
 )  # fmt: skip
-_HELD = HELD_MS.to_bytes(8, "big")
+_HELD, _KEY_WAIT = HELD_MS.to_bytes(8, "big"), KEY_WAIT_MS.to_bytes(8, "big")
 _WHEN_MAX_MS = (1 << 62) // 1000 * 1000  # a bucket must fit eight bytes, whatever was asked for
 
 
@@ -305,7 +306,8 @@ class _Verifier:
         for task_id in named:
             if (shard := shard_of(task_id, self._shards)) != self._shard:
                 self._report("wrong_shard", f"{key[:2]!r} row of shard {shard}", task_id)
-        waits = key[-33:-32] == ks.DELAYED and key[DUE_AT:SEQ_AT] >= _HELD and key[:2] == ks.INDEX
+        waits = key[-33:-32] == ks.DELAYED and key[:2] == ks.INDEX
+        waits = waits and _HELD <= key[DUE_AT:SEQ_AT] < _KEY_WAIT
         if waits:  # or a name stands there
             at = attempt(ks.decode_index_key, key)
             waits = at is not None and at.kind == ks.DELAYED

@@ -331,6 +331,7 @@ class Engine:
         faces: bool | Unchanged | None = SETTING_UNCHANGED,
         rate: str | Unchanged | None = SETTING_UNCHANGED,
         concurrency: int | Unchanged | None = SETTING_UNCHANGED,
+        key_concurrency: str | Unchanged | None = SETTING_UNCHANGED,
         by: str = BY_OPERATOR,
         replace: bool = True,
     ) -> QueueSettings:
@@ -350,6 +351,8 @@ class Engine:
             rate: starts in any window of a period: ``"10/s"``, ``"100/m"``, ``"3/10s"``.
             concurrency: leases at once over all shards and tenants, 1 to 1,000,000. Where several
                 processes lead shards, each has its share of it, and of ``rate``.
+            key_concurrency: leases at once of tasks with the same value of a label, in each tenant:
+                ``"2/customer"``; 1 to 1,000,000. Tasks without the label have no such limit.
             by: who sets it, 1 to 512 bytes; kept with the setting.
             replace: False refuses to change what somebody else has set to another value.
 
@@ -375,6 +378,7 @@ class Engine:
             faces=faces,
             rate=rate,
             concurrency=concurrency,
+            key_concurrency=key_concurrency,
         )
         return await set_rules(self._state, name, changes, check_by(by), replace=replace)
 

@@ -65,6 +65,7 @@ from ..state.queue_state import Shard
 from ..state.rows.hidden_rows import HiddenRows
 from ..state.turns import in_slices
 from ..tasks.claim import serve_waiter
+from ..tasks.key_waits import KeyWaits
 from ..tasks.lease import Lease
 from ..workflows.acts import resume
 from ..workflows.joins import Joins
@@ -607,6 +608,7 @@ def _connect(state: EngineState, *, is_replica: bool) -> None:
         state.waiters.may_serve = state.is_any_tended
     state.hidden = HiddenRows(state)
     state.flows = joins = Joins(state)
+    KeyWaits(state)
     joins.resume = partial(resume, state)
 
 

@@ -117,7 +117,9 @@ class Reaper:
         now = clock.mono()
         until = min(next_mono, now + max(0.0, next_wall_ms - clock.wall_us() / 1000) / 1000)
         until = max(now, min(until, now + LOOK_AGAIN_S))
-        has_more = state.flows.has_more  # nobody was woken while a pass was under way
+        has_more = (
+            state.flows.has_more or state.key_limits.has_unswept
+        )  # nobody was woken while a pass was under way
         if has_more:
             until = now
         if until > now or self._is_fruitful or has_more:
@@ -218,6 +220,7 @@ class Reaper:
         if self._state.hidden:
             yield from self._find_hidden()
         yield from self._flow_slices()
+        yield from self._key_slices()
         if self._passes % IDLE_TENANT_QUEUES_EVERY == 0:
             for _ in forget_idle_tenant_queues(self._state):
                 yield {}
@@ -244,6 +247,16 @@ class Reaper:
             return  # a lease of the leader before: the next pass goes on
         except LodeqError as error:  # the next pass goes on
             self._failed("workflows", error)
+
+    def _key_slices(self) -> Iterator[dict[Shard, Group]]:
+        """Let go what waits for keys that have room: see ``KeyWaits``."""
+        try:
+            for groups in self._state.key_limits.slices():
+                if self._is_stopping:
+                    return
+                yield groups
+        except LodeqError as error:
+            self._failed("what waits for keys", error)
 
     def _failed(self, what: str, error: Exception) -> None:
         """Report a failure once: it is tried again and again, and few anomalies are kept."""

@@ -185,6 +185,7 @@ def _restore(
     state.leases[lease.task_id] = lease
     if state.has_limits:
         state.queue_limits.restored(lease)
+        state.key_limits.restored(lease)
     if left_s is None:
         state.deadlines.watch([lease])
     else:
@@ -198,12 +199,14 @@ def deadline_slices(state: EngineState, shard: Shard) -> Generator[None, None, N
     This passes over deleted rows in front of them, once, so that no claim has to. Yields after each
     tenant, too: each costs a seek or two, and there may be 100,000.
     """
+    has_waiting = False
     for queue_state in list(state.queue_states.values()):
         for tenant_queue in list(queue_state.tenant_queues.values()):
             yield
             shard_queue = tenant_queue.shard_queues[shard.index]
             if shard_queue is None:
                 continue
+            has_waiting = has_waiting or shard_queue.waiting > 0
             if shard_queue.delayed:
                 prefix = shard_queue.prefix + DELAYED
                 row = yield from _first(shard, prefix, prefix_end(prefix))
@@ -218,6 +221,8 @@ def deadline_slices(state: EngineState, shard: Shard) -> Generator[None, None, N
                 if row is not None:
                     shard_queue.begin_at(row[0])
     state.flows.load(shard)
+    if has_waiting:
+        state.key_limits.sweep_shard(shard)
     row = yield from _first(shard, EXPIRY, EXPIRY_END)
     if row is not None:
         # The open group may hold an earlier one, which is not a row yet.

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ...engine.records.face import LABEL_BYTES_MAX
+from ...engine.records.queues.queue_settings import key_setting
 from ...engine.values import BY_BYTES_MAX, Setting, SettingValue
 from ...errors import UsageError
 from .arguments import duration_s
@@ -49,6 +51,7 @@ FUNCTION_PREFIX: Final = "function "  # of who has set what a task function decl
 STARTS_MAX: Final = 100_000  # starts that a rate remembers
 CONCURRENCY_MAX: Final = 1_000_000
 _COUNT_MAX: Final = 1 << 62
+_KEYS: Final = re.compile(r"(\d{1,7})\s*/\s*([^=\0\s][^=\0]*)")
 _PERIODS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _RATE: Final = re.compile(r"(\d{1,6})\s*/\s*(\d{0,9})\s*(ms|[smhd])(\s+smooth)?")
 PERIOD_MS_MAX: Final = 100_000 * 86_400_000
@@ -68,6 +71,8 @@ class QueueSettings:
         faces: whether function, preview and labels of its tasks are stored.
         rate: starts in any window of a period, such as ``10/s``.
         concurrency: leases at once.
+        key_concurrency: leases at once of tasks with the same value of a label, such as
+            ``2/customer``.
         by: who has set it, by the name of the setting.
     """
 
@@ -80,6 +85,7 @@ class QueueSettings:
     faces: bool | None = None
     rate: str | None = None
     concurrency: int | None = None
+    key_concurrency: str | None = None
     by: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -92,6 +98,7 @@ SETTING_NAMES: Final = (
     "faces",
     "rate",
     "concurrency",
+    "key_concurrency",
 )
 
 
@@ -128,6 +135,32 @@ def rate_text(rate: tuple[int, int]) -> str:
     return f"{count}/{'' if length == 1 else length}{unit}"
 
 
+def parse_key_concurrency(text: object) -> tuple[int, ...]:
+    """What is stored of ``"2/customer"``: 2 leases at once for each value of the label.
+
+    The name of the label follows as the bytes of its text, so that a release before this setting
+    keeps the row: it knows whole numbers, an even count of them.
+    """
+    found = _KEYS.fullmatch(text) if isinstance(text, str) else None
+    count = int(found[1]) if found else 0
+    try:
+        label = found[2].encode() if found else b""
+    except UnicodeEncodeError:
+        label = b""
+    if not 1 <= count <= CONCURRENCY_MAX or not 1 <= len(label) < LABEL_BYTES_MAX:
+        raise UsageError(
+            "expected leases at once for each value of a label, such as '2/customer' (1 to "
+            f"{CONCURRENCY_MAX:,}, and the name of a label), got {text!r:.100}"
+        )
+    return (count, *label, *(0,) * (1 - len(label) % 2))
+
+
+def key_concurrency_text(value: tuple[int, ...]) -> str:
+    """The inverse of ``parse_key_concurrency``."""
+    count, label = key_setting(value)
+    return f"{count}/{label}"
+
+
 def check_by(by: object) -> str:
     """Who sets it: 1 to 512 bytes of text."""
     try:
@@ -149,6 +182,7 @@ def check_changes(
     faces: bool | Unchanged | None = SETTING_UNCHANGED,
     rate: str | Unchanged | None = SETTING_UNCHANGED,
     concurrency: int | Unchanged | None = SETTING_UNCHANGED,
+    key_concurrency: str | Unchanged | None = SETTING_UNCHANGED,
 ) -> dict[str, SettingValue | None]:
     """The changes of a ``configure``, as they are stored; None takes a setting back.
 
@@ -161,6 +195,7 @@ def check_changes(
         faces: true or false.
         rate: text such as ``10/s``.
         concurrency: 1 to 1,000,000.
+        key_concurrency: text such as ``2/customer``.
     """
     changes: dict[str, SettingValue | None] = {}
     if not isinstance(history, Unchanged):
@@ -180,6 +215,9 @@ def check_changes(
         changes["faces"] = faces
     if not isinstance(rate, Unchanged):
         changes["rate"] = None if rate is None else parse_rate(rate)
+    if not isinstance(key_concurrency, Unchanged):
+        is_none = key_concurrency is None
+        changes["key_concurrency"] = None if is_none else parse_key_concurrency(key_concurrency)
     if not changes:
         raise UsageError(f"nothing to set: name one of {', '.join(SETTING_NAMES)}")
     return changes
@@ -233,6 +271,12 @@ def merged(
             found.pop(name, None)
         else:
             found[name] = Setting(value, by, now_us)
+    faces, keys = found.get("faces"), found.get("key_concurrency")
+    if faces is not None and faces.value is False and keys is not None:
+        raise UsageError(
+            f"queue {queue!r}: key_concurrency goes by a label, and faces=False stores none: "
+            "take one of the two back"
+        )
     return found
 
 
@@ -241,6 +285,8 @@ def setting_text(name: str, value: SettingValue | None) -> str:
     if value is None:
         return "none"
     if isinstance(value, tuple):
+        if name == "key_concurrency":
+            return key_concurrency_text(value)
         return rate_text((value[0], value[1])) if len(value) == 2 else str(value)
     if name == "history":
         return f"{value / 1000:g}s"

@@ -43,6 +43,7 @@ from .deadlines import Deadlines
 from .function_counts import FunctionCounts
 from .home_shard import HomeShard
 from .lease_state import LeasedRun, LeaseHolder, LeaseState
+from .limits.key_limits import KeyLimits
 from .limits.queue_limits import QueueLimits
 from .limits.queue_rules import NOT_SET, UNSET, QueueRules
 from .limits.share import Share
@@ -247,7 +248,8 @@ class EngineState:
             self.waiters,
             self._share,
         )
-        self.has_limits = False  # whether any queue has one
+        self.key_limits = KeyLimits(spawner, self.deadlines, self.queue_states, self.leases)
+        self.has_limits = False  # whether any queue has one, of either kind
         self.function_counts = FunctionCounts()
         self.thread_reads = ThreadReads(spawner)
         # Set by open: both are in layers above.
@@ -389,6 +391,7 @@ class EngineState:
                 queue_state.rules = self.rules.get(queue, UNSET)
                 queue_state.history = self.history_of(queue_state.rules)
                 self.queue_limits.adopt(queue_state)
+                self.key_limits.adopt(queue_state)
         tenant_queue = queue_state.tenant_queues.get(tenant)
         if tenant_queue is None:
             tenant_queue = queue_state.tenant_queues[tenant] = TenantQueue(
@@ -513,7 +516,8 @@ class EngineState:
             queue_state.history = self.history_of(rules)
         self.rules_set += 1
         self.queue_limits.set(queue, rules, is_past_known=is_past_known, starts=starts)
-        self.has_limits = bool(self.queue_limits.by_queue)
+        self.key_limits.set(queue, rules)
+        self.has_limits = bool(self.queue_limits.by_queue or self.key_limits.by_queue)
 
     def keeps_faces(self, queue: bytes) -> bool:
         """Whether function, preview and labels of the queue's tasks are stored."""
@@ -642,6 +646,8 @@ class EngineState:
         row = shard_queue.discard(key)
         if row is not None and row[RECORD] is not None:
             self.held_bytes -= row[SIZE]
+        if self.key_limits.woken:
+            self.key_limits.gone(key[ID_AT:])
         if not shard_queue.ready and self.claim_sets.sets:
             self.claim_sets.emptied(shard_queue.tenant_queue, None)
 
@@ -792,6 +798,7 @@ class EngineState:
         self.claim_sets.reset()
         if self.has_limits:
             self.queue_limits.recount()
+            self.key_limits.recount()
         for shard in self.shards:
             if shard.coalescer.status >= FAILED:
                 self._forget_due(shard)
@@ -850,6 +857,7 @@ class EngineState:
         self.deadlines.forget(lease)
         if self.has_limits:
             self.queue_limits.ended(lease)
+            self.key_limits.ended(lease)
         if self.progress:
             self.progress.pop(task_id, None)
         if self.kept_alive:

@@ -63,6 +63,7 @@ from .limits.queue_rules import UNSET, QueueRules
 
 if TYPE_CHECKING:
     from ...engine.recovery.watermark import Watermark
+    from .limits.key_limits import KeyLimit
 
 __all__ = ["Flow", "HistoryBounds", "QueueState", "Shard", "ShardQueue", "TenantQueue"]
 
@@ -286,6 +287,7 @@ class QueueState:
         "is_held",
         "is_limited",
         "is_paused",
+        "key_limit",
         "limit",
         "paused",
         "queue",
@@ -304,6 +306,7 @@ class QueueState:
         self.is_limited = False  # by its limit: see ``queue_limits``
         self.is_held = False  # paused or limited: claims pass it over
         self.limit: QueueLimit | None = None
+        self.key_limit: KeyLimit | None = None
         self.rules: QueueRules = UNSET
 
 

@@ -9,7 +9,7 @@ A large claim takes its tasks in several turns of the loop, each an atomic secti
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ...coalescer.group import Group
 from ...engine.records.attempts import REASON_BYTES_MAX
@@ -31,6 +31,7 @@ from ..state.queue_state import Shard, ShardQueue
 from ..state.rows.task_location import TaskLocation, end_at
 from . import claim_order
 from .claim_order import Picked, pick, put_back_picked, uncount
+from .key_waits import admits, set_aside
 from .lease_grant import grant, take_one
 from .record_fetch import records_of
 from .task_end import DAMAGED, bury_row, give_back, step_behind
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 EXPIRED_ROUNDS_MAX = 16
+ASIDE_ROWS: Final = 128  # that one round may set aside, to find the next task whose key has room
 TURN_TASKS = 1024  # of one claim in one turn of the loop
 
 
@@ -66,10 +68,11 @@ def take(state: EngineState, request: ClaimRequest) -> tuple[list[LeaseState], d
     expired, and there may be more behind it; commit, then look again.
     """
     groups: dict[Shard, Group] = {}
+    looks = request
     for _ in range(EXPIRED_ROUNDS_MAX):
         for shard in state.shards:  # picking counts down: not in a group that is full already
             shard.coalescer.seal_full()
-        picked = pick(state, request)
+        picked = pick(state, looks)
         if not picked:  # a shard that was poisoned meanwhile has failed everybody already
             return [], {s: g for s, g in groups.items() if s.coalescer.takes_writes}
         try:
@@ -80,8 +83,10 @@ def take(state: EngineState, request: ClaimRequest) -> tuple[list[LeaseState], d
             raise
         leases = _deliver(state, request, picked, records, groups)
         state.totals.claimed += len(leases)
-        if leases:
+        if leases or looks is not request:
             break
+        if state.key_limits.by_queue and request.limit < ASIDE_ROWS:
+            looks = _part(request, 0, 0, ASIDE_ROWS)
     return leases, groups
 
 
@@ -99,8 +104,12 @@ def _deliver(
     ended = at = 0
     try:
         while at < len(picked):
+            if len(leases) >= request.limit:  # more was picked, to look behind what is set aside
+                put_back_picked(state, picked[at:], request)
+                break
             shard_queue, row = picked[at]
-            run, shard_queues = _run(picked, records, at, now_ms)
+            most = request.limit - len(leases)
+            run, shard_queues = _run(state, picked, records, at, now_ms, most)
             group = groups[shard_queue.shard]
             if run:
                 granted = len(leases)
@@ -117,14 +126,19 @@ def _deliver(
                         shard_queues,
                     )
                 finally:  # also of those before what is raised: they are leased
+                    if len(leases) - granted < len(run):
+                        _uncount_keys(picked[at + len(leases) - granted : at + len(run)])
                     emit_leases(group, CLAIMED, leases[granted:], now_us)
                     if state.has_limits:
                         state.queue_limits.granted(leases[granted:], now_mono)
                 at += len(run)
                 continue
+            record = records[at]
             with group:
                 if row[4] and row[4] <= now_ms:
                     expire_row(state, group, shard_queue, row)
+                elif record is not None:
+                    set_aside(state, group, shard_queue, row, record)
                 else:
                     _end_undeliverable(state, group, shard_queue, row)
             uncount(state, request, shard_queue.tenant_queue)
@@ -139,15 +153,32 @@ def _deliver(
     return leases
 
 
+def _uncount_keys(picked: list[Picked]) -> None:
+    """Rows that were to be leased are not: their keys have room again."""
+    for shard_queue, row in picked:
+        limit = shard_queue.tenant_queue.queue_state.key_limit
+        if limit is not None:
+            limit.leave(row[1])
+
+
 def _run(
-    picked: list[Picked], records: list[bytes | None], at: int, now_ms: int
+    state: EngineState,
+    picked: list[Picked],
+    records: list[bytes | None],
+    at: int,
+    now_ms: int,
+    most: int,
 ) -> tuple[list[tuple[Row, bytes]], list[ShardQueue]]:
-    """The rows from ``at`` on that one shard can deliver, and their shard queues if they differ."""
+    """The rows from ``at`` on that one shard can deliver, and their shard queues if they differ.
+
+    They are counted by their keys already, where these have a limit; at most ``most``.
+    """
+    has_keys = bool(state.key_limits.by_queue)
     first = picked[at][0]
     run: list[tuple[Row, bytes]] = []
     shard_queues: list[ShardQueue] = []
     is_mixed = False
-    for i in range(at, len(picked)):
+    for i in range(at, min(len(picked), at + most)):
         (shard_queue, row), record = picked[i], records[i]
         if record is None or (row[4] and row[4] <= now_ms):
             break
@@ -155,6 +186,8 @@ def _run(
             if shard_queue.shard is not first.shard:
                 break
             is_mixed = True
+        if has_keys and not admits(state, shard_queue, row, record):
+            break
         run.append((row, record))
         shard_queues.append(shard_queue)
     return run, shard_queues if is_mixed else []
@@ -275,13 +308,13 @@ async def claim(
     return await _wait(state, request, wait_s)
 
 
-def _part(request: ClaimRequest, n_taken: int, bytes_taken: int) -> ClaimRequest:
-    """The part of a claim that one turn may take."""
-    if request.limit <= TURN_TASKS:
+def _part(request: ClaimRequest, n_taken: int, bytes_taken: int, least: int = 0) -> ClaimRequest:
+    """The part of a claim that one turn may take; ``least``: to look at so many tasks at least."""
+    if request.limit <= TURN_TASKS and not least:
         return request
     return ClaimRequest(
         request.keys,
-        limit=min(TURN_TASKS, request.limit - n_taken),
+        limit=max(least, min(TURN_TASKS, request.limit - n_taken)),
         lease_s=request.lease_s,
         worker=request.worker,
         boosts=request.boosts,

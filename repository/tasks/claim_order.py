@@ -278,7 +278,7 @@ def _pick_rows(
 def _pick_sharded(
     state: EngineState, tenant_queue: TenantQueue, limit: int, out: list[Picked], bytes_left: int
 ) -> int:
-    """``_pick_lane`` over several shards, in one order: runs of the shard whose head is the best.
+    """As ``_pick_tenant_queue``, over several shards: runs of the shard whose head is the best.
 
     Tasks of one turn lie on one shard, so a run is long, and the other heads are looked at once.
     """
@@ -325,7 +325,7 @@ def _pick_fair(
     bytes_left: int,
     boost_after_s: float,
 ) -> int:
-    """``_pick_lane``, but every eighth task of the tenant queue is the oldest overdue one."""
+    """As ``_pick_tenant_queue``, but every eighth of its tasks is the oldest overdue one."""
     while len(out) < limit and bytes_left > 0:
         until = BOOST_EVERY - 1 - tenant_queue.claims % BOOST_EVERY
         if not until:

@@ -96,6 +96,7 @@ def drop_counts(state: EngineState, shard: Shard) -> None:
                 state.let_go(shard_queue)
                 tenant_queue.shard_queues[shard.index] = None
     state.claim_sets.forget_all()
+    state.key_limits.forget(shard)
     shard.shard_queues_by_hash.clear()
     shard.results = shard.swept_ms = 0
     shard.next_expiry_ms = NEVER_MS

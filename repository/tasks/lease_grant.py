@@ -11,6 +11,7 @@ from ...engine.records.events import CLAIMED, pack_one
 from ...engine.records.frame import checksum
 from ...engine.records.keyspace import ID_AT, LEASE, ORDER_AT, SEQ_AT
 from ...engine.records.lease import EXPORTED, LEASE_MARK, encode_lease_tail, lease_packer
+from ...engine.records.queues.key_waits import NO_KEY
 from ...engine.records.rows import MOVED_ROW
 from ...engine.records.task import ATTEMPTS_MAX, NO_GHOST, lease_fields, record_face
 from ...engine.runtime.task_id import TaskId, as_task_id
@@ -227,11 +228,16 @@ def take_one(
     key, raw_id, attempts, flags, expires_ms, size, record = row
     if record is None or expires_ms or shard.coalescer.status > STALLED or attempts >= ATTEMPTS_MAX:
         return None
+    times, policy, ghost, _, n_payload, n_face = lease_fields(record)
+    key_limit, limit_key = queue_state.key_limit, NO_KEY
+    if key_limit is not None and n_face:
+        limit_key = key_limit.key_of(record_face(record, n_payload, n_face))
+        if limit_key and key_limit.free(tenant_queue.tenant, limit_key) <= 0:
+            return None  # the general way sets it aside, and looks behind it
     group = shard.coalescer.begin(
         500
     )  # before anything is counted down: it may seal the group before
     now_us, now_mono = state.wall_ns() // 1000, state.mono()
-    times, policy, ghost, _, n_payload, n_face = lease_fields(record)
     if flags or ghost != NO_GHOST:
         leases: list[LeaseState] = []
         grant(state, request, group, shard_queue, ((row, record),), now_us, now_mono, leases)
@@ -294,6 +300,9 @@ def take_one(
     state.held_bytes -= size
     if queue_state.limit is not None:
         state.queue_limits.granted_one(queue_state, now_mono)
+    if key_limit is not None and limit_key:
+        key_limit.enter(tenant_queue.tenant, limit_key, raw_id)
+        state.key_limits.woken.pop(raw_id, None)
     if claim_set is not None and slot is not None:
         advance(state, claim_set, nth, slot)
     elif state.claim_sets.sets and not tenant_queue.ready:

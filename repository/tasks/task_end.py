@@ -578,6 +578,7 @@ def step_behind(
     )
     group.ops += ((key, None), (MOVED + task_id, encode_moved(Moved(attempts, later))))
     state.put_delayed(group, shard_queue, later, due_ms, packed)
+    state.key_limits.gone(task_id)
 
 
 def bury_row(
@@ -613,6 +614,7 @@ def bury_row(
     )
     group.ops.append((key, None))
     _put_damaged(state, group, shard_queue, task_id, result, now_us)
+    state.key_limits.gone(task_id)
     if flags & MEMBER_ROW:
         state.flows.ended(group, shard_queue.shard, task_id, Status.DEAD, now_us)
     state.totals.dead += 1

@@ -645,6 +645,7 @@ class Configure(Request):
     concurrency: (
         Annotated[int | None, _described(minimum=1, maximum=CONCURRENCY_MAX)] | UnsetType
     ) = UNSET
+    key_concurrency: str | UnsetType | None = UNSET
     by: Annotated[str, _described(**_bytes_of_text(1, BY_BYTES_MAX))] = BY_OPERATOR
     replace: bool = True
 

@@ -1,4 +1,4 @@
-"""Each planted bug changes a function that is there: a name that has gone is no bug that is found."""
+"""Each planted bug changes a function that is there: a name that has gone proves nothing."""
 
 import pytest
 from model import bites, flow_bites

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from ...records.queues.key_waits import KEY_WAIT_MS
 from ...records.result import Status
 from ...records.workflow import (
     CANCELLED_FLAG,
@@ -124,7 +125,7 @@ class FlowClosure:
         """Which of these tasks wait."""
         index = self._index
         at = index.ids.find(ids)
-        found: Numbers = (at >= 0) & (index["kind"][at] == _DELAYED) & (index["at"][at] >= HELD_MS)
+        found: Numbers = (at >= 0) & _waits(index["kind"][at], index["at"][at])
         return found
 
     def _waiting(self) -> None:
@@ -132,7 +133,7 @@ class FlowClosure:
         index, flows = self._index, self._flows
         if not len(index):
             return
-        waits = (index["kind"] == _DELAYED) & (index["at"] >= HELD_MS)
+        waits = _waits(index["kind"], index["at"])
         if not waits.any():
             return
         is_led = np.zeros(len(index), bool)
@@ -188,3 +189,9 @@ class FlowClosure:
             is_here & ~has_part & ~early,
             lambda place: f"an outbox row for {join(place)}, which does not wait for it",
         )
+
+
+def _waits(kind: Numbers, at: Numbers) -> Numbers:
+    """Which rows wait for other tasks."""
+    found: Numbers = (kind == _DELAYED) & (at >= HELD_MS) & (at < KEY_WAIT_MS)
+    return found

@@ -7,10 +7,11 @@ settings   'Q'  u8 type, u8 version, u16 0, msgpack map: name → [value, by, se
 ========== ==== =============================================================================
 
 The row lies on shard 0, as pauses do: one row, so two shards can never disagree about a limit.
-A value is a whole number, true or false, or a list of whole numbers (a rate: starts, period in
-milliseconds). A name that this release does not know is kept as it is. ``starts`` is written where
-a queue has a rate and the store is closed: pairs of wall microseconds and starts, with the
-incarnation in the place of ``set_us``; the open of another one than the next passes it over.
+A value is a whole number, true or false, or a list of whole numbers, an even count of them (a rate:
+starts, period in milliseconds; ``key_concurrency``: leases, then the bytes of the label's name). A
+name that this release does not know is kept as it is. ``starts`` is written where a queue has a
+rate and the store is closed: pairs of wall microseconds and starts, with the incarnation in the
+place of ``set_us``; the open of another one than the next passes it over.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ __all__ = [
     "STARTS",
     "decode_queue_settings",
     "encode_queue_settings",
+    "key_setting",
 ]
 
 STARTS: Final = "starts"  # no setting: what had started when the store was closed
@@ -55,6 +57,11 @@ def decode_queue_settings(raw: bytes) -> dict[str, Setting]:
         raise RecordCorruptError("settings of a queue: not a map of settings")
     found = {_name(name): _setting(one) for name, one in given.items()}
     return dict(sorted(found.items()))
+
+
+def key_setting(value: tuple[int, ...]) -> tuple[int, str]:
+    """(leases at once, name of the label) of a stored ``key_concurrency``."""
+    return value[0], bytes(value[1:]).rstrip(b"\0").decode("utf-8", "replace")
 
 
 def _name(name: Any) -> str:

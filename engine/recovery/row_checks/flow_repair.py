@@ -12,6 +12,7 @@ from collections.abc import Generator
 from ...records import keyspace as ks
 from ...records.frame import attempt
 from ...records.lease import DEAD_LEASE, decode_lease, encode_lease
+from ...records.queues.key_waits import KEY_WAIT_MS
 from ...records.result import decode_result, encode_result
 from ...records.rows import (
     MOVED_ROW,
@@ -152,7 +153,7 @@ def _hold(view: StoreView, target: bytes) -> list[Op]:
         facts = lease.priority, lease.attempts, lease.record_bytes, lease.expires_ms
     else:
         at = None if moved is None else attempt(ks.decode_index_key, moved.key)
-        if moved is None or at is None or at.kind != ks.READY:
+        if moved is None or at is None or (at.kind != ks.READY and at.at < KEY_WAIT_MS):
             return []
         place = moved.key
         raw_row = view.get(place)

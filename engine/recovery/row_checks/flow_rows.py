@@ -21,6 +21,7 @@ from collections.abc import Generator
 from ...records import keyspace as ks
 from ...records.frame import attempt
 from ...records.lease import decode_lease
+from ...records.queues.key_waits import KEY_WAIT_MS
 from ...records.result import decode_result
 from ...records.rows import decode_index_row, decode_moved
 from ...records.task import decode_task
@@ -218,4 +219,4 @@ def _waits(walk: Walk, target: bytes) -> bool:
         return record.due_ms >= HELD_MS
     place = attempt(decode_moved, moved)
     at = None if place is None else attempt(ks.decode_index_key, place.key)
-    return at is not None and at.kind == ks.DELAYED and at.at >= HELD_MS
+    return at is not None and at.kind == ks.DELAYED and HELD_MS <= at.at < KEY_WAIT_MS

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from ....engine.records.queues.queue_settings import key_setting
 from ....engine.values import Setting
 
 __all__ = ["NOT_SET", "UNSET", "QueueRules"]
@@ -27,6 +28,8 @@ class QueueRules:
         "history_bytes",
         "history_ms",
         "history_rows",
+        "key_label",
+        "key_n",
         "rate_n",
         "rate_period_ms",
         "stored",
@@ -46,6 +49,10 @@ class QueueRules:
         rate = stored.get("rate")
         if rate is not None and isinstance(rate.value, tuple) and len(rate.value) == 2:
             self.rate_n, self.rate_period_ms = rate.value
+        self.key_n, self.key_label = NOT_SET, ""
+        keys = stored.get("key_concurrency")
+        if keys is not None and isinstance(keys.value, tuple) and keys.value:
+            self.key_n, self.key_label = key_setting(keys.value)
 
 
 def _number(stored: Mapping[str, Setting], name: str) -> int:

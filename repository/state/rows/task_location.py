@@ -29,6 +29,7 @@ from ....engine.records.keyspace import (
     shard_queue_prefix,
 )
 from ....engine.records.lease import DEAD_LEASE, decode_lease
+from ....engine.records.queues.key_waits import KEY_WAIT_MS
 from ....engine.records.result import HAS_ATTEMPTS, ResultRecord, Status, encode_result
 from ....engine.records.rows import BODY_ROW, IndexRow, decode_ghost, decode_index_row, decode_moved
 from ....engine.records.task import NO_GHOST, TaskRecord, decode_task
@@ -85,8 +86,9 @@ class TaskLocation(NamedTuple):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for others, and not for a time."""
-        return self.kind == DELAYED and int.from_bytes(self.key[DUE_AT:SEQ_AT], "big") >= HELD_MS
+        """Whether it waits for other tasks, and not for a time, nor for room under a limit."""
+        due_ms = int.from_bytes(self.key[DUE_AT:SEQ_AT], "big")
+        return self.kind == DELAYED and HELD_MS <= due_ms < KEY_WAIT_MS
 
 
 def first_key(task_id: bytes, task: TaskRecord) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -202,11 +203,12 @@ async def _all(
     taker = _Taker(state, tenant_queues if takes else (), act)
     state.flows.takers.append(taker)
     try:
-        for found in _ranges(state, tenant_queues, kinds, state.seq, now_ms, delayed):
-            count += await _each(state, found, act)
-            if turns.is_over:
-                await turns.give_now()
-                state.check()
+        with state.key_limits.held() if READY in kinds and not takes else nullcontext():
+            for found in _ranges(state, tenant_queues, kinds, state.seq, now_ms, delayed):
+                count += await _each(state, found, act)
+                if turns.is_over:
+                    await turns.give_now()
+                    state.check()
     finally:
         state.flows.takers.remove(taker)
     count += taker.count

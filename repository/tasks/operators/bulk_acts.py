@@ -23,8 +23,10 @@ from ....engine.records.keyspace import (
     RESULT,
     SEQ_AT,
     decode_index_key,
+    delayed_key,
     expiry_key,
 )
+from ....engine.records.queues.key_waits import is_key_wait, key_of_row, wait_due
 from ....engine.records.result import Status, decode_result, result_due_ms
 from ....engine.records.rows import (
     MOVED_ROW,
@@ -397,6 +399,10 @@ def _reprioritise(
     if location.kind == READY:
         seq = decode_index_key(key).seq
         key = shard_queue.ready_key(shard_queue.ready_prefixes[9 - priority], seq, task.id)
+    elif is_key_wait(key):  # among those that wait for its key
+        at = decode_index_key(key)
+        due_ms = wait_due(key_of_row(key), priority)
+        key = delayed_key(shard_queue.prefix, due_ms, at.seq, task.id)
     moved: bytes | None = None  # at its first key a task has no such row
     flags = row.flags & ~MOVED_ROW
     if key != first_key(task.id, record):

@@ -41,8 +41,9 @@ def queue() -> None:
 def _set(store: str, name: str, settings: Sequence[str], by: str, as_json: bool) -> None:
     """Set what is durable of a queue, for all its tenants: it holds at once.
 
-    rate=10/s (or 100/m, 3/10s), concurrency=8, history=7d, history_rows=N, history_bytes=N,
-    dead_max=N, dead_bytes=N, faces=off. VALUE 'none' takes a setting back.
+    rate=10/s (or 100/m, 3/10s), concurrency=8, key_concurrency=2/customer (leases at once for each
+    value of the label customer), history=7d, history_rows=N, history_bytes=N, dead_max=N,
+    dead_bytes=N, faces=off. VALUE 'none' takes a setting back.
     """
     changes = dict(map(_change, settings))
     if len(changes) < len(settings):
@@ -75,7 +76,7 @@ def _change(text: str) -> tuple[str, Any]:
         raise UsageError(
             f"expected NAME=VALUE with one of {', '.join(SETTING_NAMES)}, got {text!r}"
         )
-    if value in _NONE or name == "rate":
+    if value in _NONE or name in ("rate", "key_concurrency"):
         return name, None if value in _NONE else value
     if name == "history":
         return name, duration(value)

@@ -1,0 +1,393 @@
+"""Limits of keys: so many leases at once for each value of a label, whatever way a claim goes."""
+
+import asyncio
+import itertools
+
+import pytest
+from support_live import copy_live
+
+import lodeq
+import lodeq.testing
+from lodeq import ALL_TENANTS
+from lodeq.testing import ManualClock
+
+pytestmark = pytest.mark.anyio
+KEEPS = 3600.0
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+async def checked(engine):
+    """Nothing is wrong, and what is counted is what is leased."""
+    assert (await engine.verify()).ok
+    assert (await engine.stats()).anomalies == ()
+    for queue, limit in engine._state.key_limits.by_queue.items():
+        leased = [
+            lease.task_id
+            for lease in engine._state.leases.values()
+            if lease.shard_queue.tenant_queue.queue == queue and limit.key_of(lease.face)
+        ]
+        assert sorted(limit.by_task) == sorted(leased)
+        assert sum(limit.live.values()) == len(leased)
+
+
+@pytest.fixture(params=[1, 4])
+async def engine(request, clock, anyio_backend):
+    async with lodeq.testing.open(clock=clock, shards=request.param) as engine:
+        yield engine
+        await checked(engine)
+
+
+async def turns(n=10):
+    for _ in range(n):
+        await asyncio.sleep(0)
+
+
+def task(payload, customer, **options):
+    return lodeq.NewTask(payload, labels={"customer": customer}, **options)
+
+
+async def put(queue, text):
+    """``aab``: two tasks of a, then one of b; payloads are a0, a1, b2."""
+    return await queue.enqueue_many([task(f"{c}{n}", c) for n, c in enumerate(text)])
+
+
+def payloads(leases):
+    return [lease.payload for lease in leases]
+
+
+# --- claims -------------------------------------------------------------------------------------
+
+
+def ways(engine):
+    mail = engine.queue("mail", lease=KEEPS)
+    every = engine.queue("mail", tenant=ALL_TENANTS, lease=KEEPS)
+    boosted = engine.queue("mail", boost_after=0.001, lease=KEEPS)
+    return {
+        "one": lambda: mail.claim(),
+        "many": lambda: mail.claim(limit=8),
+        "more than a turn": lambda: mail.claim(limit=2000),
+        "all tenants": lambda: every.claim(limit=8),
+        "boosted": lambda: boosted.claim(limit=8),
+        "several queues": lambda: engine.claim([mail, engine.queue("other")], limit=8),
+        "one of several": lambda: engine.claim([mail, engine.queue("other")]),
+    }
+
+
+WAYS = [
+    "one",
+    "many",
+    "more than a turn",
+    "all tenants",
+    "boosted",
+    "several queues",
+    "one of several",
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_no_way_leads_past_the_limit(engine, way):
+    await engine.configure("mail", key_concurrency="2/customer")
+    mail = engine.queue("mail")
+    await put(mail, "aaaabbbcaabc")
+    await mail.enqueue("free")  # no label, no limit
+    claim, held = ways(engine)[way], []
+    while found := await claim():
+        held += found
+    assert sorted(payload[0] for payload in payloads(held)) == list("aabbccf")
+    stats = await mail.stats()
+    assert (stats.leased, stats.ready, stats.waiting) == (7, 0, 6)
+    done = []
+    while held:  # one end lets one go
+        lease = held.pop(0)
+        await lease.complete()
+        done.append(lease.payload)
+        while found := await claim():
+            held += found
+        live = [lease.payload[0] for lease in held]
+        assert max((live.count(c) for c in "abc"), default=0) <= 2
+    assert len(done) == 13
+    assert (await mail.stats()).pending == 0
+
+
+async def test_of_one_key_the_order_is_kept(engine):
+    await engine.configure("mail", key_concurrency="1/customer")
+    mail = engine.queue("mail", lease=KEEPS)
+    await put(mail, "aaa")
+    await mail.enqueue_many([task("late and high", "a", priority=9), task("low", "a", priority=0)])
+    got = []
+    first = (await mail.claim())[0]
+    assert await mail.claim() == []  # all others are set aside
+    assert (await mail.stats()).waiting == 4
+    while first is not None:
+        got.append(first.payload)
+        await first.complete()
+        first = next(iter(await mail.claim()), None)
+    assert got == ["late and high", "a0", "a1", "a2", "low"]
+
+
+async def test_of_one_key_the_order_follows_a_new_priority(engine):
+    await engine.configure("mail", key_concurrency="1/customer")
+    mail = engine.queue("mail", lease=KEEPS)
+    receipts = await put(mail, "aaaa")
+    (lease,) = await mail.claim(limit=4)
+    last = lodeq.TaskFilter(queue="mail", state="waiting")
+    found = (await engine.find(last)).tasks
+    assert {one.id for one in found} == {receipt.id for receipt in receipts[1:]}
+    report = await engine.act("reprioritise", last, priority=2, limit=1)
+    assert report.done == 1
+    await lease.complete()
+    await turns()
+    assert payloads(await mail.claim()) == ["a2"]
+
+
+async def test_who_waits_for_a_key_is_served_when_it_has_room(engine):
+    await engine.configure("mail", key_concurrency="1/customer")
+    mail = engine.queue("mail", lease=KEEPS)
+    await put(mail, "aa")
+    (lease,) = await mail.claim(limit=2)
+    waiting = asyncio.get_running_loop().create_task(mail.claim(wait=60))
+    await turns()
+    assert not waiting.done()
+    await lease.complete()
+    assert payloads(await waiting) == ["a1"]
+
+
+@pytest.mark.parametrize("end", ["complete", "nack", "release", "bury", "expire"])
+async def test_any_end_of_a_lease_makes_room(engine, clock, end):
+    await engine.configure("mail", key_concurrency="1/customer")
+    mail = engine.queue("mail", lease=10, max_attempts=9)
+    await put(mail, "aa")
+    (lease,) = await mail.claim(limit=2)
+    if end == "complete":
+        await lease.complete()
+    elif end == "nack":
+        await lease.nack(delay=1000)
+    elif end == "release":
+        await lease.release()
+    elif end == "bury":
+        await lease.bury()
+    else:
+        clock.advance(11)
+    await turns()
+    (then,) = await mail.claim(limit=2)
+    assert then.payload == ("a0" if end == "release" else "a1")
+
+
+async def test_a_retry_waits_for_its_key_too(engine, clock):
+    await engine.configure("mail", key_concurrency="1/customer")
+    mail = engine.queue("mail", lease=KEEPS)
+    await put(mail, "aa")
+    (lease,) = await mail.claim(limit=2)
+    await lease.nack(reason="no", delay=5)
+    await turns()
+    (other,) = await mail.claim()
+    clock.advance(6)
+    assert await mail.claim() == []
+    found = await engine.get(lease.task_id)
+    assert (found.state, found.reason, found.attempts) == ("waiting", "no", 1)
+    await other.complete()
+    await turns()
+    (again,) = await mail.claim()
+    assert (again.payload, again.attempt) == ("a0", 2)
+
+
+async def test_tenants_do_not_share_a_key(engine):
+    await engine.configure("mail", key_concurrency="1/customer")
+    for tenant in ("t1", "t2"):
+        await put(engine.queue("mail", tenant=tenant), "aa")
+    every = engine.queue("mail", tenant=ALL_TENANTS, lease=KEEPS)
+    assert [lease.tenant for lease in await every.claim(limit=8)] == ["t1", "t2"]
+
+
+async def test_a_long_line_of_one_key_does_not_hold_up_the_others(engine):
+    await engine.configure("mail", key_concurrency="1/customer")
+    mail = engine.queue("mail", lease=KEEPS)
+    await mail.enqueue_many([task("x", "big")] * 700)
+    await put(mail, "z")
+    assert payloads(await mail.claim()) == ["x"]
+    assert payloads(await mail.claim()) == ["z0"]
+    assert (await mail.stats()).waiting == 699
+
+
+# --- what was let go, and does not run ----------------------------------------------------------
+
+
+async def went_by_cancel(engine, mail, task_id, clock):
+    assert await engine.cancel(task_id)
+
+
+async def went_by_purge(engine, mail, task_id, clock):
+    assert await mail.purge("ready") == 1
+
+
+async def went_by_its_ttl(engine, mail, task_id, clock):
+    clock.advance(101)
+
+
+@pytest.mark.parametrize("went", [went_by_cancel, went_by_purge, went_by_its_ttl])
+async def test_a_task_that_was_let_go_and_is_no_more_makes_room(engine, clock, went):
+    await engine.configure("mail", key_concurrency="1/customer")
+    mail = engine.queue("mail", lease=KEEPS)
+    await put(mail, "a")
+    second = (await mail.enqueue_many([task("short", "a", ttl=100)]))[0]
+    await put(mail, "a")
+    (lease,) = await mail.claim(limit=3)
+    await lease.complete()
+    await turns()
+    assert (await engine.get(second.id)).state == "ready"
+    await went(engine, mail, second.id, clock)
+    await turns()
+    assert payloads(await mail.claim()) == ["a0"]
+
+
+@pytest.mark.parametrize("act", ["cancel", "purge", "ttl", "found"])
+async def test_a_task_that_waits_for_its_key_can_be_ended(engine, clock, act):
+    await engine.configure("mail", key_concurrency="1/customer")
+    mail = engine.queue("mail", lease=KEEPS)
+    await put(mail, "a")
+    receipt = (await mail.enqueue_many([task("short", "a", ttl=100)]))[0]
+    (lease,) = await mail.claim(limit=2)
+    assert (await engine.get(receipt.id)).state == "waiting"
+    assert [one.id for one in await mail.list("waiting")] == [receipt.id]
+    if act == "cancel":
+        assert await engine.cancel(receipt.id)
+    elif act == "purge":
+        assert await mail.purge("waiting") == 1
+    elif act == "ttl":
+        clock.advance(101)
+    else:
+        report = await engine.act("cancel", lodeq.TaskFilter(queue="mail", state="waiting"))
+        assert report.done == 1
+    await turns()
+    assert (await mail.stats()).waiting == 0
+    await lease.complete()
+    assert await mail.claim() == []
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+async def test_another_limit_holds_at_once(engine, clock):
+    await engine.configure("mail", key_concurrency="1/customer")
+    mail = engine.queue("mail", lease=KEEPS)
+    await put(mail, "aaaaa")
+    held = await mail.claim(limit=5)
+    await engine.configure("mail", key_concurrency="3/customer")
+    clock.advance(0.01)
+    held += await mail.claim(limit=5)
+    assert payloads(held) == ["a0", "a1", "a2"]
+    await engine.configure("mail", key_concurrency="1/customer")
+    await held.pop().complete()
+    await turns()
+    assert await mail.claim() == []  # two are leased: more than the limit allows, and none is lost
+    await engine.configure("mail", key_concurrency=None)
+    clock.advance(0.01)
+    assert payloads(await mail.claim(limit=5)) == ["a3", "a4"]
+
+
+async def test_another_label_lets_go_what_waits_for_the_first(engine, clock):
+    await engine.configure("mail", key_concurrency="1/customer")
+    mail = engine.queue("mail", lease=KEEPS)
+    await mail.enqueue_many(
+        [
+            lodeq.NewTask(n, labels={"customer": "a", "region": region})
+            for n, region in enumerate(["north", "south", "south"])
+        ]
+    )
+    (lease,) = await mail.claim(limit=3)
+    await engine.configure("mail", key_concurrency="1/region")
+    clock.advance(0.01)
+    assert payloads(await mail.claim(limit=3)) == [1]
+    await lease.complete()
+    await turns()
+    assert await mail.claim() == []
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "2", "2/", "0/customer", "/customer", "2/a=b", "1000001/x", "2/" + "x" * 64, 2]
+)
+async def test_a_wrong_setting_is_refused(engine, wrong):
+    with pytest.raises(lodeq.UsageError, match="2/customer"):
+        await engine.configure("mail", key_concurrency=wrong)
+    assert await engine.settings("mail") == lodeq.QueueSettings("mail")
+
+
+async def test_a_label_is_needed(engine):
+    await engine.configure("mail", key_concurrency="1/customer", rate=None)
+    with pytest.raises(lodeq.UsageError, match="stores none"):
+        await engine.configure("mail", faces=False)
+    assert (await engine.settings("mail")).key_concurrency == "1/customer"
+
+
+async def test_it_stands_beside_the_other_limits(engine, clock):
+    await engine.configure("mail", key_concurrency="1/customer", concurrency=2, rate="3/s")
+    clock.advance(1)
+    mail = engine.queue("mail", lease=KEEPS)
+    await put(mail, "aabbcc")
+    held = await mail.claim(limit=6) + await mail.claim(limit=6)
+    assert payloads(held) == ["a0", "b2"]  # what was set aside in between is not counted
+    await held[0].complete()
+    await turns()
+    assert payloads(await mail.claim(limit=6)) == ["a1"]
+    await held[1].complete()
+    await turns()
+    assert await mail.claim(limit=6) == []  # the rate
+    clock.advance(1)
+    assert payloads(await mail.claim(limit=6)) == ["b3"]
+
+
+# --- crashes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+async def test_nothing_waits_for_ever_after_a_restart(tmp_path, clock, how, anyio_backend):
+    path = tmp_path / "store"
+    async with lodeq.open(path, shards=2, clock=clock) as engine:
+        await engine.configure("mail", key_concurrency="2/customer")
+        mail = engine.queue("mail", lease=KEEPS)
+        await put(mail, "aaaabbbb")
+        assert len(await mail.claim(limit=8)) == 4
+        assert (await mail.stats()).waiting == 4
+        if how == "killed":
+            copy_live(path, tmp_path / "killed")
+            path = tmp_path / "killed"
+    async with lodeq.open(path, clock=clock) as engine:
+        mail = engine.queue("mail", lease=KEEPS)
+        got = []
+        for _ in itertools.count():
+            clock.advance(1)
+            held = await mail.claim(limit=8)
+            if not held:
+                break
+            live = [payload[0] for payload in payloads(held)]
+            assert max(live.count("a"), live.count("b")) <= 2
+            got += payloads(held)
+            for lease in held:
+                await lease.complete()
+            await turns()
+        assert sorted(got) == ["a0", "a1", "a2", "a3", "b4", "b5", "b6", "b7"]
+        await checked(engine)
+
+
+async def test_without_its_setting_what_waits_goes_at_the_next_open(tmp_path, clock, anyio_backend):
+    path = tmp_path / "store"
+    async with lodeq.open(path, clock=clock) as engine:
+        await engine.configure("mail", key_concurrency="1/customer")
+        mail = engine.queue("mail", lease=KEEPS)
+        await put(mail, "aaa")
+        (lease,) = await mail.claim(limit=3)
+        await lease.complete()
+        await engine.configure("mail", key_concurrency=None)
+    async with lodeq.open(path, clock=clock) as engine:
+        clock.advance(1)
+        assert payloads(await engine.queue("mail").claim(limit=3)) == ["a1", "a2"]
+        await checked(engine)
