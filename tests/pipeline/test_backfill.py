@@ -22,7 +22,7 @@ BAD = [
     {"queue": "mail", "payload": "x", "priority": "high"},
     {"queue": "mail"},
     {"queue": "mail", "payload": "x", "delay": -3},
-    {"queue": "mail", "payload": "x" * (1 << 21)},
+    {"queue": "mail", "payload": "x" * (4 << 20)},
     {"queue": "mail", "payload": "x", "dedup_key": "k", "shard_key": "s"},
 ]
 KEYED = [{"queue": "mail", "payload": f"k{n}", "dedup_key": f"key{n % 4}"} for n in range(8)]

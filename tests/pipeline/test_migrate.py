@@ -73,7 +73,7 @@ def test_a_load_that_was_refused_comes_in_the_next_time(
 
 
 def test_order_holds_and_what_is_no_task_is_set_aside(spark: SparkSession, tmp_path: Path) -> None:
-    big = b"x" * (1 << 20) + b"y"
+    big = b"x" * (3 << 20) + b"y"
     rows = [("mail", b"%d" % n, 0.0) for n in range(30)] + [("mail", big, 0.0)]
     source = database(
         tmp_path / "huey.db",

@@ -66,6 +66,7 @@ class SimBodyFiles:
         self._leaving: set[int] = set()
         self.current = NO_FILE
         self.v1: dict[int, int] = {}
+        self.left_parts: list[int] = []  # nothing is streamed here
         last = store.scan_last(BODY_AT, BODY_AT_END)
         noted = store.get(BODY_FILES)
         self.first_number = self.next_number = max(
