@@ -67,8 +67,8 @@ class TaskFilter:
     Args:
         queue: its name; None for all queues.
         tenant: its name, empty for the default one; None for all.
-        state: one of ready, delayed, waiting (for other tasks), leased, dead, completed, expired,
-            cancelled, or several of them; None for all.
+        state: one of ready, delayed, waiting (for other tasks, or for its key), leased, dead,
+            completed, expired, cancelled, or several of them; None for all.
         function: name of the task function.
         labels: labels that a task has, each with this value.
         arguments: arguments of its call by name, each with its value as a text, in any case;

@@ -316,9 +316,10 @@ def _decoded_on_access(*names: str) -> Callable[[type[_T]], type[_T]]:
 class Task:
     """A task as found by ``get``, ``list``, ``peek`` or ``dead_letters``.
 
-    ``state`` is ready, delayed, waiting (for other tasks), leased, dead, completed, expired or
-    cancelled. A finished task has no payload and no headers any more. ``position`` is where a
-    listing goes on ``after`` it; ``progress`` is that of the run that has it leased.
+    ``state`` is ready, delayed, waiting (for other tasks, or for room under the limit of its key),
+    leased, dead, completed, expired or cancelled. A finished task has no payload and no headers any
+    more. ``position`` is where a listing goes on ``after`` it; ``progress`` is that of the run that
+    has it leased.
 
     ``function``, ``preview`` and ``labels`` are those given at enqueue, also once it is finished.
 
@@ -482,7 +483,7 @@ class QueueStats:
     results: int  # rows of ended tasks that are kept: results and history, dead ones as well
     oldest_ready_age: float | None
     is_paused: bool
-    waiting: int = 0  # for other tasks, in a workflow or by ``after=``
+    waiting: int = 0  # for other tasks, or for room under the limit of their key
     is_queue_paused: bool = False  # the whole queue, for all tenants
 
     @property
@@ -535,6 +536,6 @@ class EngineStats:
     old_body_bytes: int
     unreadable: Sequence[str]  # what of each shard cannot be read, in words: see ``health``
     shards: Sequence[ShardStats]
-    waiting: int = 0  # tasks that wait for others
+    waiting: int = 0  # tasks that wait for others, or for room under the limit of their key
     redact_failures: int = 0  # texts that were not stored because the hook ``redact`` failed
     dead_dropped_total: int = 0  # dead letters beyond ``dead_max`` or ``dead_bytes``
