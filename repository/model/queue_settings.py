@@ -29,6 +29,7 @@ __all__ = [
     "check_by",
     "check_changes",
     "merged",
+    "parse_key_concurrency",
     "parse_rate",
     "public_settings",
     "rate_text",
@@ -155,7 +156,7 @@ def parse_key_concurrency(text: object) -> tuple[int, ...]:
     return (count, *label, *(0,) * (1 - len(label) % 2))
 
 
-def key_concurrency_text(value: tuple[int, ...]) -> str:
+def _key_concurrency_text(value: tuple[int, ...]) -> str:
     """The inverse of ``parse_key_concurrency``."""
     count, label = key_setting(value)
     return f"{count}/{label}"
@@ -286,7 +287,7 @@ def setting_text(name: str, value: SettingValue | None) -> str:
         return "none"
     if isinstance(value, tuple):
         if name == "key_concurrency":
-            return key_concurrency_text(value)
+            return _key_concurrency_text(value)
         return rate_text((value[0], value[1])) if len(value) == 2 else str(value)
     if name == "history":
         return f"{value / 1000:g}s"

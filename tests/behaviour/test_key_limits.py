@@ -1,7 +1,10 @@
 """Limits of keys: so many leases at once for each value of a label, whatever way a claim goes."""
 
 import asyncio
+import contextlib
 import itertools
+import random
+from collections import Counter
 
 import pytest
 from support_live import copy_live
@@ -9,6 +12,7 @@ from support_live import copy_live
 import lodeq
 import lodeq.testing
 from lodeq import ALL_TENANTS
+from lodeq.engine.records.face import unpack_face
 from lodeq.testing import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -391,3 +395,123 @@ async def test_without_its_setting_what_waits_goes_at_the_next_open(tmp_path, cl
         clock.advance(1)
         assert payloads(await engine.queue("mail").claim(limit=3)) == ["a1", "a2"]
         await checked(engine)
+
+
+# --- any order of it ----------------------------------------------------------------------------
+
+
+class Life:
+    """Steps drawn by a seed, on a store that may be reopened, and what must hold after each."""
+
+    def __init__(self, seed, path, clock):
+        self.random, self.path, self.clock = random.Random(seed), path, clock
+        self.limit, self.held, self.live = 2, [], set()
+
+    async def run(self, steps):
+        for _ in range(3):
+            async with lodeq.open(self.path, shards=2, clock=self.clock) as self.engine:
+                self.mail = self.engine.queue("mail", lease=50, max_attempts=3)
+                self.every = self.engine.queue("mail", tenant=ALL_TENANTS, lease=50)
+                await self.configure(self.limit)
+                for _ in range(steps):
+                    await self.random.choice(self.moves)(self)
+                    await turns(self.random.randrange(3))
+                    self.look()
+                await checked(self.engine)
+                if self.random.random() < 0.3:  # else by whoever opens it next
+                    await self.drain()
+            self.held.clear()
+        async with lodeq.open(self.path, clock=self.clock) as self.engine:
+            self.mail = self.engine.queue("mail", lease=50, max_attempts=3)
+            await self.drain()
+            await checked(self.engine)
+
+    def look(self):
+        counts = Counter(
+            (lease.shard_queue.tenant_queue.tenant, lease_label(lease))
+            for lease in self.engine._state.leases.values()
+        )
+        assert max(counts.values(), default=0) <= self.most, counts
+
+    async def configure(self, limit):
+        self.limit = limit
+        text = None if limit is None else f"{limit}/customer"
+        await self.engine.configure("mail", key_concurrency=text)
+        leased = Counter(
+            (lease.shard_queue.tenant_queue.tenant, lease_label(lease))
+            for lease in self.engine._state.leases.values()
+        )
+        self.most = max(limit or 1 << 30, max(leased.values(), default=0))
+
+    async def put(self):
+        queue = self.engine.queue("mail", tenant=self.random.choice(["", "t"]), max_attempts=3)
+        tasks = [
+            task(n, self.random.choice("ab"), priority=self.random.randrange(3, 6))
+            for n in range(self.random.randrange(1, 6))
+        ]
+        if self.random.random() < 0.3:
+            tasks = [one._replace(ttl=self.random.randrange(1, 200)) for one in tasks]
+        await queue.enqueue_many(tasks)
+
+    async def claim(self):
+        queue = self.random.choice([self.mail, self.every])
+        self.held += await queue.claim(limit=self.random.choice([1, 1, 2, 8]))
+
+    async def end(self):
+        if not self.held:
+            return
+        lease = self.held.pop(self.random.randrange(len(self.held)))
+        ends = [lease.complete, lease.release, lease.bury, lambda: lease.nack(delay=0)]
+        with contextlib.suppress(lodeq.LeaseLostError):
+            await self.random.choice([*ends, lambda: lease.nack(delay=5)])()
+
+    async def cancel(self):
+        found = await self.every.list(self.random.choice(["ready", "waiting", "leased"]), limit=9)
+        if found:
+            await self.engine.cancel(self.random.choice(found).id)
+
+    async def purge(self):
+        if self.random.random() < 0.3:
+            await self.every.purge(self.random.choice(["ready", "waiting"]))
+
+    async def reprioritise(self):
+        state = self.random.choice(["ready", "waiting"])
+        tasks = lodeq.TaskFilter(queue="mail", state=state)
+        await self.engine.act("reprioritise", tasks, priority=self.random.randrange(3, 6), limit=2)
+
+    async def redrive(self):
+        await self.mail.redrive()
+
+    async def change(self):
+        if self.random.random() < 0.3:
+            await self.configure(self.random.choice([1, 2, 3, None]))
+
+    async def wait(self):
+        self.clock.advance(self.random.choice([0.01, 1, 6, 60]))
+
+    moves = (put, claim, claim, end, end, cancel, purge, reprioritise, redrive, change, wait)
+
+    async def drain(self):
+        """Whoever claims and completes, and waits now and then, gets everything."""
+        for _ in range(1000):
+            self.clock.advance(60)
+            await turns()
+            for tenant in ("", "t"):
+                for lease in await self.engine.queue("mail", tenant=tenant).claim(limit=8):
+                    await lease.complete()
+            await turns()
+            stats = await self.engine.queues()
+            if sum(one.pending + one.leased for one in stats.values()) == 0:
+                return
+        raise AssertionError(f"what waits stays: {stats}")
+
+
+def lease_label(lease):
+    return next((one for one in unpack_face(lease.face).labels if one.startswith("cust")), None)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_happens_no_key_is_above_its_limit_and_none_is_stuck(
+    tmp_path, clock, seed, anyio_backend
+):
+    await Life(seed, tmp_path / "store", clock).run(60)
