@@ -73,7 +73,7 @@ FLAWS = """() => {
   if (document.querySelectorAll("h1").length !== 1) flaws.push("not one h1");
   if (document.querySelectorAll("main").length !== 1) flaws.push("not one main");
   for (const one of document.querySelectorAll("input:not([type=hidden], [hidden])"))
-    if (!one.labels.length) say("no label", one);
+    if (!one.labels.length && !(one.ariaLabel || "").trim()) say("no label", one);
   for (const one of document.querySelectorAll("a, button, summary, h1, h2, th, label"))
     if (!one.textContent.trim()) say("no text", one);
   for (const one of document.querySelectorAll("svg"))
