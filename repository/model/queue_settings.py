@@ -28,6 +28,8 @@ __all__ = [
     "Unchanged",
     "check_by",
     "check_changes",
+    "key_concurrency_text",
+    "label_of",
     "merged",
     "parse_key_concurrency",
     "parse_rate",
@@ -156,10 +158,15 @@ def parse_key_concurrency(text: object) -> tuple[int, ...]:
     return (count, *label, *(0,) * (1 - len(label) % 2))
 
 
-def _key_concurrency_text(value: tuple[int, ...]) -> str:
+def key_concurrency_text(value: tuple[int, ...]) -> str:
     """The inverse of ``parse_key_concurrency``."""
     count, label = key_setting(value)
     return f"{count}/{label}"
+
+
+def label_of(text: str) -> str:
+    """The name of the label in ``"2/customer"``."""
+    return key_setting(parse_key_concurrency(text))[1]
 
 
 def check_by(by: object) -> str:
@@ -287,7 +294,7 @@ def setting_text(name: str, value: SettingValue | None) -> str:
         return "none"
     if isinstance(value, tuple):
         if name == "key_concurrency":
-            return _key_concurrency_text(value)
+            return key_concurrency_text(value)
         return rate_text((value[0], value[1])) if len(value) == 2 else str(value)
     if name == "history":
         return f"{value / 1000:g}s"

@@ -32,6 +32,7 @@ from .registry import Registry, count, make_policy
 from .report import Beats, published_function
 from .run.batches import Batches, one_of
 from .run.functions import TaskFunction, check_needs_nothing
+from .run.limit_keys import LimitBy
 from .run.limits import Gate, RunSlots
 from .run.provided import NOTHING, value_from
 from .run.reasons import format_error
@@ -164,6 +165,8 @@ class App(StoreBinding):
         max_inflight_per_tenant: int | None = None,
         unique: bool = False,
         unique_by: UniqueBy | None = None,
+        key_concurrency: str | None = None,
+        limit_by: LimitBy | None = None,
         middleware: Sequence[Middleware] = (),
     ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]:
         """Make the decorated function a task function. docs/worker.md describes the options.
@@ -187,6 +190,10 @@ class App(StoreBinding):
             unique: at most one live task of a tenant has the same arguments.
             unique_by: … the same of these: names of parameters, or a callable that gets all
                 arguments as attributes and returns a plain value.
+            key_concurrency: leases at once of the queue for each value of a label, over all
+                processes: ``"2/customer"``. Calls get the label from the parameter of that name.
+            limit_by: … from another: the name of a parameter, or a callable that gets all arguments
+                as attributes and returns a str, an int, or None for no limit.
             middleware: as ``App.middleware``, around this function alone; inside the app's.
 
         Raises:
@@ -209,6 +216,7 @@ class App(StoreBinding):
             concurrency=concurrency,
             queue_concurrency=queue_concurrency,
             rate=rate,
+            key_concurrency=key_concurrency,
             max_inflight_per_tenant=max_inflight_per_tenant,
         )
 
@@ -223,7 +231,12 @@ class App(StoreBinding):
                 middleware=middleware,
                 unique=unique,
                 unique_by=unique_by,
+                limit_by=limit_by,
             )
+            if made.limit_key is not None and not self._has_faces:
+                raise UsageError(
+                    f"{given}: key_concurrency goes by a label, and App(faces=False) stores none"
+                )
             self._registry.add(made)
             if self._bound is not None:
                 self.adopt()
@@ -589,9 +602,10 @@ class App(StoreBinding):
             concurrency: instead of the app's.
             grace: instead of the app's.
 
-        First ``rate`` and ``queue_concurrency`` of its functions become settings of their queues in
-        the store. Where another function has set one to another value there, ``UsageError`` names
-        both, and no task is run; where an operator has, that stays. See docs/limits.md.
+        First ``rate``, ``queue_concurrency`` and ``key_concurrency`` of its functions become
+        settings of their queues in the store. Where another function has set one to another value
+        there, ``UsageError`` names both, and no task is run; where an operator has, that stays. See
+        docs/limits.md.
 
         An error that a retry does not help (a poisoned store) stops the worker and becomes
         ``worker.error``; the block goes on.

@@ -1,9 +1,9 @@
 """Limits that task functions declare for their queue, put into the store when a worker starts.
 
-``rate=`` and ``queue_concurrency=`` hold over all processes, so they are settings of the queue in
-the store. Of two deployed versions of one function the newest start wins. Two functions that differ
-are refused with both names: at the decorator in one app, at the start of the worker in two. What an
-operator has set stays, and the worker says so.
+``rate=``, ``queue_concurrency=`` and ``key_concurrency=`` hold over all processes, so they are
+settings of the queue in the store. Of two deployed versions of one function the newest start wins.
+Two functions that differ are refused with both names: at the decorator in one app, at the start of
+the worker in two. What an operator has set stays, and the worker says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["publish_limits"]
 
-_FIELDS: Final = {"rate": "rate", "concurrency": "queue_concurrency"}  # setting: option
+_FIELDS: Final = {  # setting: option
+    "rate": "rate",
+    "concurrency": "queue_concurrency",
+    "key_concurrency": "key_concurrency",
+}
 log = logging.getLogger("lodeq.worker")
 
 

@@ -14,7 +14,13 @@ from ...repository.model.arguments import (
     duration_s,
     length_s,
 )
-from ...repository.model.queue_settings import CONCURRENCY_MAX, parse_rate, rate_text
+from ...repository.model.queue_settings import (
+    CONCURRENCY_MAX,
+    key_concurrency_text,
+    parse_key_concurrency,
+    parse_rate,
+    rate_text,
+)
 from ...repository.model.values import Backoff, Duration
 from .cron import CronEntry
 from .run.functions import NAME_BYTES_MAX, Policy, TaskFunction
@@ -28,6 +34,7 @@ class QueueLimits(NamedTuple):
     lease: Duration | None
     queue_concurrency: int | None
     rate: str | None
+    key_concurrency: str | None
     max_inflight_per_tenant: int | None
 
 
@@ -51,6 +58,7 @@ def make_policy(
     concurrency: int | None,
     queue_concurrency: int | None,
     rate: str | None,
+    key_concurrency: str | None,
     max_inflight_per_tenant: int | None,
 ) -> Policy:
     """Check the options of ``App.task``, so that a wrong one fails where it is written.
@@ -69,6 +77,7 @@ def make_policy(
         queue_concurrency: 1 to 1,000,000 leases at once of the queue in the store; None for no
             limit.
         rate: such as ``100/m``, of the queue in the store; None for no limit.
+        key_concurrency: such as ``2/customer``, of the queue in the store; None for no limit.
         max_inflight_per_tenant: 1 to 10,000; None for no limit.
     """
     return Policy(
@@ -85,6 +94,9 @@ def make_policy(
         if queue_concurrency is None
         else count(queue_concurrency, "queue_concurrency", CONCURRENCY_MAX),
         rate=None if rate is None else rate_text(parse_rate(rate)),
+        key_concurrency=None
+        if key_concurrency is None
+        else key_concurrency_text(parse_key_concurrency(key_concurrency)),
         max_inflight_per_tenant=None
         if max_inflight_per_tenant is None
         else count(max_inflight_per_tenant, "max_inflight_per_tenant"),
@@ -115,7 +127,9 @@ class Registry:
             )
         for other in here.values():
             for field in QueueLimits._fields:
-                if None not in (getattr(function.policy, field), getattr(other.policy, field)):
+                mine, theirs = getattr(function.policy, field), getattr(other.policy, field)
+                is_same = field == "key_concurrency" and mine == theirs  # each says whose tasks
+                if None not in (mine, theirs) and not is_same:
                     raise UsageError(
                         f"{field} is a limit of the queue, and {other.name!r} has set it for "
                         f"{queue!r}; leave it out of {name!r}, or use another queue"
@@ -135,6 +149,8 @@ class Registry:
             said = [f"{self.capacity(queue, concurrency)} at once"]
             if limits.rate is not None:
                 said.append(limits.rate)
+            if limits.key_concurrency is not None:
+                said.append(f"{limits.key_concurrency} at once")
             names = [
                 name if one.batches is None else f"{name} (batches of {one.batches.size})"
                 for name, one in sorted(self.functions[queue].items())

@@ -90,6 +90,7 @@ def published_function(
         is_redacted=is_redacted,
         unique=() if function.unique is None else function.unique.names,
         defaults=None if function.unique is None else function.unique.defaults or None,
+        limit_by=() if function.limit_key is None else function.limit_key.published,
     )
 
 

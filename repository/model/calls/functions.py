@@ -25,6 +25,7 @@ from ..json_values import loads
 from ..preview_cuts import SEEN_MAX
 from ..task_options import PRIORITY_DEFAULT
 from ..values import Backoff, NewTask
+from .limit_keys import label_of_arguments
 from .previews import preview_of
 from .schemas import SCHEMA_BYTES_MAX, first_mismatch
 from .unique_keys import BY_CODE, key_of_arguments
@@ -89,7 +90,8 @@ class PublishedFunction:
     function without a schedule. ``faces``: tasks carry function and preview; ``is_redacted``: a
     hook of the app sees previews first, so who has no such hook stores none. ``unique``: the
     parameters by which a call is unique, ``*`` for all, ``?`` where code of the app says;
-    ``defaults`` has hashes of their defaults.
+    ``defaults`` has hashes of their defaults. ``limit_by``: the label by which its queue counts
+    leases, and the parameter that has its value, ``?`` where code of the app says.
     """
 
     queue: str
@@ -111,6 +113,7 @@ class PublishedFunction:
     is_redacted: bool = False
     unique: Sequence[str] = ()
     defaults: Mapping[str, str] | None = None
+    limit_by: tuple[str, str] | tuple[()] = ()
     published_at: datetime | None = None
 
     @property
@@ -200,6 +203,13 @@ def _check_unique(given: PublishedFunction) -> None:
         or not all(_is_text(one, NAMES_BYTES_MAX) for pair in defaults.items() for one in pair)
     ):
         raise UsageError("defaults of a function must be hashes by name")
+    by = given.limit_by
+    if by and (
+        not isinstance(by, list | tuple)
+        or len(by) != 2
+        or not all(_is_text(one, NAMES_BYTES_MAX) and one for one in by)
+    ):
+        raise UsageError("limit_by of a function must be a label and the name of a parameter")
 
 
 def _is_text(value: object, bytes_max: int) -> bool:
@@ -242,6 +252,8 @@ def function_of(doc: Mapping[str, Any]) -> PublishedFunction:
             given["parameters"] = tuple(FunctionParameter(*one) for one in given["parameters"])
         if "unique" in given:
             given["unique"] = tuple(given["unique"])
+        if "limit_by" in given:
+            given["limit_by"] = tuple(given["limit_by"])
         if given.get("published_at") is not None:
             given["published_at"] = datetime.fromisoformat(given["published_at"])
         return PublishedFunction(**given)
@@ -436,6 +448,9 @@ def task_of_function(
                 "(lodeq enqueue … --app module:app), or give a dedup_key"
             )
         policy["dedup_key"] = key_of_arguments(one.name, one.unique, arguments, one.defaults or {})
+    if one.limit_by and one.limit_by[0] not in given.get("labels", {}):
+        label = label_of_arguments(one.name, one.limit_by, arguments)
+        policy["labels"] = {**given.pop("labels", {}), **label}
     return NewTask(
         dict(arguments),
         one.queue,

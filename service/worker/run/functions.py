@@ -22,6 +22,7 @@ from ....repository.model.values import AnyId, Backoff, Codec, Duration, NewTask
 from ..typed.signature import TypedSignature
 from .batches import batches_of
 from .control import Control
+from .limit_keys import LimitBy, limit_key_of
 from .provided import names_from_setup
 from .receipt import JobReceipt, ResultHost
 from .uniqueness import UniqueBy, uniqueness_of
@@ -96,6 +97,7 @@ class Policy:
     concurrency: int | None
     queue_concurrency: int | None
     rate: str | None
+    key_concurrency: str | None
     max_inflight_per_tenant: int | None
 
     def carried(self) -> dict[str, Any]:
@@ -200,6 +202,7 @@ class TaskFunction(Generic[P, R]):
         middleware: Sequence[Any] = (),
         unique: bool = False,
         unique_by: UniqueBy | None = None,
+        limit_by: LimitBy | None = None,
     ) -> None:
         _check(function, name)
         self._app = app
@@ -217,6 +220,13 @@ class TaskFunction(Generic[P, R]):
             raise UsageError(f"{name}: middleware takes functions of a context and call_next")
         self.unique = uniqueness_of(
             name, self.signature, self.typed, unique=unique, unique_by=unique_by
+        )
+        self.limit_key = limit_key_of(
+            name,
+            self.signature,
+            self.typed,
+            key_concurrency=policy.key_concurrency,
+            limit_by=limit_by,
         )
         self.batches = batches_of(function)  # of ``App.batch``
         self._plain: BoundTask[P, R] = BoundTask(app, self, {}, None)
@@ -546,5 +556,7 @@ class BoundTask(Generic[P, R]):
         if function.unique is not None and "dedup_key" not in options:
             options["dedup_key"] = function.unique.key(arguments, args, kwargs)
         labels = options.pop("labels", None)
+        if function.limit_key is not None:
+            labels = function.limit_key.labels(labels, arguments, args, kwargs)
         options |= self._app.face_of(function.name, arguments, labels, is_for_store=is_for_store)
         return NewTask(arguments, queue=function.queue, **options)
