@@ -100,3 +100,35 @@ async def test_a_move_takes_the_share_along(nodes, clock):
     for shard in range(SHARDS):
         await cluster.elect("c", shard)
     assert engines["c"]._state.queue_limits.by_queue[b"mail"].concurrency == 12
+
+
+async def test_what_waits_for_its_key_goes_with_its_shard(clock):
+    """A lease of the leader before goes back; of those that wait the new one lets as many go."""
+    cluster = Cluster()
+    async with (
+        cluster.open("a", clock=clock, shards=2) as a,
+        cluster.open("b", clock=clock, shards=2) as b,
+    ):
+        for shard in range(2):
+            await cluster.elect("a", shard)
+        await a.configure("mail", key_concurrency="1/customer")
+        tasks = [
+            lodeq.NewTask(n, labels={"customer": "acme"}, shard_key="acme", max_attempts=9)
+            for n in range(3)
+        ]
+        receipts = await a.queue("mail").enqueue_many(tasks)
+        (lease,) = await a.queue("mail", lease=30).claim(limit=3)
+        assert (await a.queue("mail").stats()).waiting == 2
+        shard = a._state.shard_of(receipts[0].id).index
+        await cluster.elect("b", shard)
+        await clock.advance(1)
+        there, got = b.queue("mail", lease=3600), []
+        for _ in range(3):
+            (held,) = await there.claim(limit=3)
+            got.append(held.payload)
+            with pytest.raises(lodeq.LeaseLostError):
+                await lease.complete()
+            await held.complete()
+            await clock.advance(1)
+        assert sorted(got) == [0, 1, 2]
+        assert (await b.verify()).ok
