@@ -30,6 +30,7 @@ from ...errors import (
     UnreachableError,
     UsageError,
 )
+from ...repository.model.payload_sources import is_read_again
 
 try:
     import httpx
@@ -45,6 +46,7 @@ try:
     from .line import Lane, Line, SyncLine, delays
     from .shared_link import SharedLink
     from .target import FramedTarget, GivenUp
+    from .upload import Upload
 except ImportError as exc:
     raise UsageError('a client needs an extra: pip install "lodeq[http]"') from exc
 
@@ -164,6 +166,31 @@ class Target:
             "POST", url, params=params, headers=headers, content=content, extensions=extensions
         )
 
+    def upload_request(self, call: Call, content: Any) -> httpx.Request:
+        """A call whose body is a stream; ``content``: an iterable of bytes, async or not."""
+        timeout = httpx.Timeout(self.timeout_s, pool=None)
+        return httpx.Request(
+            call.method,
+            self.base + call.path,
+            params=call.query or None,
+            headers=self.headers | {"content-type": "application/octet-stream"},
+            content=content,
+            extensions={"timeout": timeout.as_dict()},
+        )
+
+    def broken(self, call: Call, upload: Upload, exc: Exception) -> Exception:
+        """The error to raise when an upload broke off: its source's own, if that did it."""
+        if upload.error is not None:
+            return upload.error
+        if not isinstance(exc, httpx.HTTPError | OSError):
+            return exc
+        if upload.is_whole or isinstance(exc, _NEVER_SENT):
+            return self.lost(call, exc)
+        return UnreachableError(
+            f"{self.url}: {type(exc).__name__} {exc}".rstrip()
+            + "; it ended before all of the payload was sent, and nothing was enqueued"
+        )
+
     def lost(self, call: Call, exc: Exception) -> LodeqError:
         """The error to raise when a request or its answer was lost."""
         text = f"{self.url}: {type(exc).__name__} {exc}".rstrip()
@@ -274,6 +301,63 @@ class Transport:
             finally:
                 self._pending.discard(scope)
         raise ClosedError(CLOSED)
+
+    async def upload(self, call: Call, source: Any, bytes_max: int) -> Any:
+        """Send a request whose body is a stream; return the answer's document.
+
+        It goes over HTTP, on a connection of its own, and never twice: what the server has refused
+        before it looked at it is sent again if the source can be read again.
+
+        Args:
+            call: the request, without a document.
+            source: gives the body.
+            bytes_max: of the body.
+
+        Raises:
+            UnreachableError: the server cannot have taken it. CommitUnknownError: it may have.
+            LodeqError: the server's. What the source raises, and nothing was taken.
+
+        Cancellation: the server notices; until all is sent nothing has happened.
+        """
+        if self._is_closed:
+            raise ClosedError(CLOSED)
+        with CancelScope() as scope:
+            self._pending.add(scope)
+            try:
+                for delay_s in delays(self.target.timeout_s):
+                    try:
+                        return await self._upload(call, Upload(source, bytes_max))
+                    except BusyError as error:
+                        if not error.not_begun or not is_read_again(source):
+                            raise
+                    await sleep(delay_s)
+                return await self._upload(call, Upload(source, bytes_max))
+            finally:
+                self._pending.discard(scope)
+        raise ClosedError(CLOSED)
+
+    async def _upload(self, call: Call, upload: Upload) -> Any:
+        given = self._by_httpx
+        transport = given or httpx.AsyncHTTPTransport(**self.target.transport_options())
+        request = self.target.upload_request(call, upload.slices())
+        try:
+            response = await transport.handle_async_request(request)
+            try:
+                content = await response.aread()
+            finally:
+                await response.aclose()
+        except Exception as exc:
+            error = self.target.broken(call, upload, exc)
+            if error is exc:
+                raise
+            raise error from exc
+        finally:
+            if given is None:
+                with CancelScope(shield=True):
+                    await transport.aclose()
+        if upload.error is not None:
+            raise upload.error
+        return _read(_answer_of(response, content), is_closed=self._is_closed)
 
     async def _send(self, call: Call) -> Any:
         is_framed = True
@@ -434,6 +518,41 @@ class SyncTransport:
         finally:
             line.leave(is_answered=is_answered)
         return answer
+
+    def upload(self, call: Call, source: Any, bytes_max: int) -> Any:
+        """Send a request whose body is a stream. See ``Transport.upload``."""
+        for delay_s in delays(self.target.timeout_s):
+            try:
+                return self._upload(call, Upload(source, bytes_max))
+            except BusyError as error:
+                if not error.not_begun or not is_read_again(source):
+                    raise
+            self._closing.wait(delay_s)
+        return self._upload(call, Upload(source, bytes_max))
+
+    def _upload(self, call: Call, upload: Upload) -> Any:
+        if self._is_closed:
+            raise ClosedError(CLOSED)
+        given = self._given
+        transport = given or httpx.HTTPTransport(**self.target.transport_options())
+        request = self.target.upload_request(call, upload.blocking_slices())
+        try:
+            response = transport.handle_request(request)
+            try:
+                content = response.read()
+            finally:
+                response.close()
+        except Exception as exc:
+            error = self.target.broken(call, upload, exc)
+            if error is exc:
+                raise
+            raise error from exc
+        finally:
+            if given is None:
+                transport.close()
+        if upload.error is not None:
+            raise upload.error
+        return _read(_answer_of(response, content), is_closed=self._is_closed)
 
     def _till_begun(self, call: Call, is_framed: bool) -> Any:
         for delay_s in delays(self.target.timeout_s):
