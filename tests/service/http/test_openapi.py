@@ -31,7 +31,8 @@ WEIRD = [{}, [], "x", 1.5, 7, True, None]  # of another type than nearly everyth
 
 def schema_of(name):
     body = SPECS[name].get("requestBody")
-    return None if body is None else body["content"]["application/json"]["schema"]
+    found = None if body is None else body["content"].get("application/json")  # else a stream
+    return None if found is None else found["schema"]
 
 
 def plain(schema):
@@ -318,7 +319,12 @@ def test_members_that_exclude_or_need_one_another(send):
 # --- paths, queries and headers -----------------------------------------------------------------
 
 PARAMETERS = [
-    (name, one["in"], one["name"], one["schema"])
+    (
+        name,
+        one["in"],
+        one["name"],
+        one.get("schema") or one["content"]["application/json"]["schema"],
+    )
     for name, spec in SPECS.items()
     for one in spec["parameters"]
 ]
