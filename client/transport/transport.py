@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from math import inf
 from ssl import SSLContext
 from threading import Event
@@ -52,6 +53,10 @@ except ImportError as exc:
 
 __all__ = ["SyncTransport", "Target", "Transport"]
 
+_STREAMED: Final = {
+    "content-type": "application/octet-stream",
+    "transfer-encoding": "chunked",
+}
 _IDLE_MAX: Final = 32
 _IN_PATH: Final = "/%:@!$&'()*+,;=~"  # what is already as it is sent
 _KEPT_ALIVE_S: Final = 30.0  # shorter than the server keeps them: no request meets a closing one
@@ -102,6 +107,7 @@ class Target:
         self._token = token
         shown = f"[{self._host}]" if ":" in self._host else self._host.encode("idna").decode()
         shown = shown if self._port is None else f"{shown}:{self._port}"
+        self._shown_host = shown
         lines = [f"host: {shown}", *(f"{name}: {value}" for name, value in self.headers.items())]
         self._head = "\r\n".join(["", *lines, ""])
 
@@ -166,16 +172,16 @@ class Target:
             "POST", url, params=params, headers=headers, content=content, extensions=extensions
         )
 
-    def upload_request(self, call: Call, content: Any) -> httpx.Request:
-        """A call whose body is a stream; ``content``: an iterable of bytes, async or not."""
+    def upload_request(self, call: Call, **body: Any) -> httpx.Request:
+        """A call whose body is a stream: ``stream``, or ``content`` as httpx takes it."""
         timeout = httpx.Timeout(self.timeout_s, pool=None)
         return httpx.Request(
             call.method,
             self.base + call.path,
             params=call.query or None,
-            headers=self.headers | {"content-type": "application/octet-stream"},
-            content=content,
+            headers={"host": self._shown_host, **self.headers, **_STREAMED},
             extensions={"timeout": timeout.as_dict()},
+            **body,
         )
 
     def broken(self, call: Call, upload: Upload, exc: Exception) -> Exception:
@@ -252,6 +258,16 @@ def _is_on_asyncio() -> bool:
 
 def _answer_of(response: httpx.Response, content: bytes) -> Answer:
     return Answer(response.status_code, response.headers.get("content-type", ""), content)
+
+
+class _Body(httpx.AsyncByteStream):
+    """The body of an upload. httpx's own leaves iterators behind that nobody closes."""
+
+    def __init__(self, slices: AsyncIterator[bytes]) -> None:
+        self._slices = slices
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._slices
 
 
 class Transport:
@@ -339,13 +355,14 @@ class Transport:
     async def _upload(self, call: Call, upload: Upload) -> Any:
         given = self._by_httpx
         transport = given or httpx.AsyncHTTPTransport(**self.target.transport_options())
-        request = self.target.upload_request(call, upload.slices())
         try:
-            response = await transport.handle_async_request(request)
-            try:
-                content = await response.aread()
-            finally:
-                await response.aclose()
+            async with aclosing(upload.slices()) as slices:
+                request = self.target.upload_request(call, stream=_Body(slices))
+                response = await transport.handle_async_request(request)
+                try:
+                    content = await response.aread()
+                finally:
+                    await response.aclose()
         except Exception as exc:
             error = self.target.broken(call, upload, exc)
             if error is exc:
@@ -535,7 +552,7 @@ class SyncTransport:
             raise ClosedError(CLOSED)
         given = self._given
         transport = given or httpx.HTTPTransport(**self.target.transport_options())
-        request = self.target.upload_request(call, upload.blocking_slices())
+        request = self.target.upload_request(call, content=upload.blocking_slices())
         try:
             response = transport.handle_request(request)
             try:

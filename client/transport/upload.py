@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from typing import Any
 
 from anyio.to_thread import run_sync
@@ -32,12 +33,13 @@ class Upload:
         self._bytes_max = bytes_max
         self._size = 0
 
-    async def slices(self) -> AsyncIterator[bytes]:
+    async def slices(self) -> AsyncGenerator[bytes, None]:
         """The payload. A source that blocks is read in a thread."""
         try:
-            async for chunk in slices_of(self._source, run_sync):
-                for part in self._parts(chunk):
-                    yield part
+            async with aclosing(slices_of(self._source, run_sync)) as chunks:
+                async for chunk in chunks:
+                    for part in self._parts(chunk):
+                        yield part
         except Exception as exc:
             self.error = exc
             raise

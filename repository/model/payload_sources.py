@@ -5,7 +5,7 @@ The engine and its clients take the same ones. A source that blocks is read in a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -26,7 +26,7 @@ class _Readable(Protocol):
 PayloadSource: TypeAlias = AsyncIterable[bytes] | Iterable[bytes] | _Readable
 
 
-def slices_of(source: Any, in_thread: _InThread) -> AsyncIterator[bytes]:
+def slices_of(source: Any, in_thread: _InThread) -> AsyncGenerator[bytes, None]:
     """The slices of a source. One that blocks is asked through ``in_thread``.
 
     Raises:
@@ -35,7 +35,7 @@ def slices_of(source: Any, in_thread: _InThread) -> AsyncIterator[bytes]:
     if isinstance(source, AsyncIterable):
         return _checked(source)
     ask, end = _asked(source)
-    return _checked(_in_thread(in_thread, ask, end))
+    return _in_thread(in_thread, ask, end)
 
 
 def blocking_slices_of(source: Any) -> Iterator[bytes]:
@@ -85,14 +85,14 @@ def _unstopped(ask: Callable[[], Any]) -> Callable[[], Any]:
 
 async def _in_thread(
     in_thread: _InThread, ask: Callable[[], Any], end: object
-) -> AsyncIterator[Any]:
+) -> AsyncGenerator[bytes, None]:
     """Call ``ask`` in a thread until it gives ``end``. None is no end: it is refused later."""
     step = _unstopped(ask)
     while (chunk := await in_thread(step)) != end:
-        yield chunk
+        yield _bytes_of(chunk)
 
 
-async def _checked(source: AsyncIterable[Any]) -> AsyncIterator[bytes]:
+async def _checked(source: AsyncIterable[Any]) -> AsyncGenerator[bytes, None]:
     async for chunk in source:
         yield _bytes_of(chunk)
 

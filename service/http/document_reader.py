@@ -103,9 +103,10 @@ def _reader_of(info: Any) -> Callable[[str], Any] | None:
 
 def _object(text: str) -> Any:
     try:
-        return JSON.loads(text.encode("utf-8", "replace"))
+        found = JSON.loads(text.encode("utf-8", "replace"))
     except UsageError:
         return text
+    return found if isinstance(found, dict) else text
 
 
 def _task_id(kind: type, value: Any) -> TaskId:
