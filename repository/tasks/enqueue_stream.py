@@ -21,7 +21,7 @@ from ..state.queue_state import Shard
 from .enqueue import check_one, enqueue, enqueue_on, route
 from .streamed_payloads import PayloadWriter
 
-__all__ = ["enqueue_stream", "kept_bytes_max"]
+__all__ = ["enqueue_stream", "kept_bytes_max", "stream_bytes_max"]
 
 WRITE_BYTES: Final = 64 << 10  # smaller slices are written several at once
 
@@ -90,6 +90,14 @@ async def enqueue_stream(
 
 def kept_bytes_max(state: EngineState, shard: Shard) -> int:
     """Bytes of a payload that are in memory until its end, at most; a longer one goes to a file."""
-    bodies = shard.bodies
-    has_files = bodies is not None and not bodies.is_replica
-    return min(state.body_bytes_min - 1, WHOLE_BYTES_MAX) if has_files else WHOLE_BYTES_MAX
+    return min(state.body_bytes_min - 1, WHOLE_BYTES_MAX) if _has_files(shard) else WHOLE_BYTES_MAX
+
+
+def stream_bytes_max(state: EngineState) -> int:
+    """Bytes of a streamed payload at most, in the shards that are here."""
+    has_files = any(_has_files(one) for one in state.hosted)
+    return state.limits.payload_bytes_max if has_files else state.limits.value_bytes_max
+
+
+def _has_files(shard: Shard) -> bool:
+    return shard.bodies is not None and not shard.bodies.is_replica

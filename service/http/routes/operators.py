@@ -299,7 +299,7 @@ async def engine(context: RequestContext) -> Response:
         "takes_progress": True,
         "takes_dependencies": True,
         "takes_dead_claims": True,
-        "stream_bytes_max": server.limits.payload_bytes_max,
+        "stream_bytes_max": server.view.stream_bytes_max,
         "processes": server.view.processes(),
     }
     return context.answer(doc)

@@ -16,7 +16,10 @@ from support_roles import entry, token_of, write_tokens
 import lodeq
 import lodeq.sync
 import lodeq.testing
+from lodeq.client.blocking.cluster.transport import SyncClusterTransport
 from lodeq.client.calls import Call, Session, engine_call
+from lodeq.client.cluster.target import ClusterTarget
+from lodeq.client.cluster.transport import ClusterTransport
 from lodeq.client.engine import RemoteEngine
 from lodeq.client.transport.transport import SyncTransport, Target, Transport
 from lodeq.client.uploads import enqueue_stream
@@ -247,7 +250,7 @@ async def test_an_older_server_is_named():
     async with lodeq.testing.open() as engine:
         link = Transport(Target(BASE, None, 30.0), httpx.ASGITransport(make_app(engine)))
         doc = await link.send(engine_call("/engine"))
-        assert doc.pop("stream_bytes_max") == 16 * MIB
+        assert doc.pop("stream_bytes_max") == 3 * MIB  # a store in memory
         async with RemoteEngine(link, Session(doc)) as client:
             with pytest.raises(lodeq.UsageError, match="upgrade the server"):
                 await client.queue("q").enqueue_stream([b"x"])
@@ -474,8 +477,18 @@ async def test_a_socket_that_breaks_in_the_middle(tmp_path):
 @ON_ASYNCIO
 async def test_a_store_that_keeps_no_files_says_so():
     async with lodeq.testing.open() as engine:
+        status, body, _ = await streamed(make_app(engine), LARGE)
+        assert (status, "a store in memory" in json.loads(body)["detail"]) == (413, True)
         link = Transport(Target(BASE, None, 30.0), httpx.ASGITransport(make_app(engine)))
         async with RemoteEngine(link, Session(await link.send(engine_call("/engine")))) as client:
             await client.queue("q").enqueue_stream([LARGE[: 3 * MIB]])
-            with pytest.raises(lodeq.PayloadTooLargeError, match="a store in memory"):
+            with pytest.raises(lodeq.PayloadTooLargeError, match="limit is 3145728: store it"):
                 await client.queue("q").enqueue_stream([LARGE])
+
+
+async def test_nothing_is_streamed_to_several_nodes():
+    target = ClusterTarget("lodeq://127.0.0.1:1,127.0.0.1:2", None, 1.0)
+    with pytest.raises(lodeq.PayloadTooLargeError, match="enqueue up to 3145728 bytes, or"):
+        await ClusterTransport(target).upload(CALL, [b"x"], MIB)
+    with pytest.raises(lodeq.PayloadTooLargeError, match="enqueue up to 3145728 bytes, or"):
+        SyncClusterTransport(target).upload(CALL, [b"x"], MIB)
