@@ -122,7 +122,7 @@ async def test_a_wrong_call_or_source_enqueues_nothing(served, tmp_path):
         with pytest.raises(OSError, match=r"^the line is dead$"):
             await queue.enqueue_stream(broken())
         with pytest.raises(lodeq.PayloadTooLargeError, match=r"limit is 16777216.*Limits\("):
-            await queue.enqueue_stream(slices_of(LARGE * 4))
+            await queue.enqueue_stream([LARGE] * 4)
         with pytest.raises(lodeq.UsageError, match="slices of bytes, not str"):
             await queue.enqueue_stream([LARGE, "text"])
         for wrong in (LARGE, 5):
