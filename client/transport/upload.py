@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from anyio.to_thread import run_sync
 
@@ -12,6 +13,10 @@ from ...repository.model.codec import SLICE_BYTES, too_large
 from ...repository.model.payload_sources import blocking_slices_of, slices_of
 
 __all__ = ["Upload"]
+
+
+# A cancelled call does not wait for a source that gives nothing.
+_in_thread: Final = partial(run_sync, abandon_on_cancel=True)
 
 
 class Upload:
@@ -36,7 +41,7 @@ class Upload:
     async def slices(self) -> AsyncGenerator[bytes, None]:
         """The payload. A source that blocks is read in a thread."""
         try:
-            async with aclosing(slices_of(self._source, run_sync)) as chunks:
+            async with aclosing(slices_of(self._source, _in_thread)) as chunks:
                 async for chunk in chunks:
                     for part in self._parts(chunk):
                         yield part

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from io import BytesIO
 from urllib.parse import urlsplit
 
@@ -153,6 +154,24 @@ async def test_a_cancelled_call_leaves_nothing(served, tmp_path):
         await until(lambda: body_files(tmp_path))
         group.cancel_scope.cancel()
     await until(lambda: not body_files(tmp_path))
+
+
+async def test_a_cancelled_call_waits_for_no_source(served):
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def stuck():
+        yield b"x"
+        begun.set()
+        go_on.wait(30)
+        ended.set()
+
+    async with lodeq.connect(served) as client, anyio.create_task_group() as group:
+        group.start_soon(client.queue("q").enqueue_stream, stuck())
+        await until(begun.is_set)
+        group.cancel_scope.cancel()
+    assert not ended.is_set()
+    go_on.set()
+    await until(ended.is_set)
 
 
 async def test_a_closing_client_ends_its_uploads(served):
