@@ -70,6 +70,7 @@ __all__ = [
     "cancel_all",
     "cancel_claim",
     "check_claim",
+    "check_durable",
     "check_history",
     "checkpoint",
     "claim",
@@ -146,6 +147,7 @@ class Session:
         self.takes_progress: bool = doc.get("takes_progress", False)  # and cancels all of a queue
         self.takes_dependencies: bool = doc.get("takes_dependencies", False)  # ``NewTask.after``
         self.takes_dead_claims: bool = doc.get("takes_dead_claims", False)
+        self.stream_bytes_max: int = doc.get("stream_bytes_max", 0)  # 0: it takes no streams
         self.codecs: dict[str, Codec] = {}
         self.redaction = redaction
 
@@ -242,7 +244,7 @@ def enqueue_many(
     """
     if template is not None and template.is_all:
         raise UsageError("a queue of ALL_TENANTS takes no enqueue: name the tenant")
-    _check_durable(session, durable)
+    check_durable(session, durable)
     base: dict[str, Any] = dict(template.doc) if template is not None else {}
     if durable is not None:
         base["durable"] = durable
@@ -336,7 +338,12 @@ def _chunks(sizes: Sequence[int], tasks_max: int) -> Iterator[tuple[int, int]]:
         yield start, len(sizes)
 
 
-def _check_durable(session: Session, durable: object) -> None:
+def check_durable(session: Session, durable: object) -> None:
+    """Check the argument ``durable`` of a call.
+
+    Raises:
+        UsageError: it is no bool or None, or the store cannot do less.
+    """
     if durable is not None and not isinstance(durable, bool):
         raise UsageError(f"durable must be True, False or None, not {durable!r}")
     if durable is False and session.durability == "fsync":
@@ -496,7 +503,7 @@ def complete(
         keep: False keeps no result.
         durable: None waits as the store's durability says; False is refused in fsync mode.
     """
-    _check_durable(session, durable)
+    check_durable(session, durable)
     doc = proof_of(lease)
     _result(session, lease, doc, result)
     if then:
@@ -521,7 +528,7 @@ def complete_many(
     session: Session, pairs: Sequence[tuple[Granted, Any]], durable: bool | None
 ) -> Iterator[tuple[Call, int]]:
     """Complete many tasks: requests, each with its number of leases."""
-    _check_durable(session, durable)
+    check_durable(session, durable)
     base = {} if durable is None else {"durable": durable}
     docs = []
     for lease, result in pairs:

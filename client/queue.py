@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, Unpack
 
 from ..errors import IncompleteError, LodeqError
 from ..repository.model.arguments import duration_s, listed
 from ..repository.model.flows.workflows import OnFailure
+from ..repository.model.payload_sources import PayloadSource
 from ..repository.model.values import (
     AnyId,
     Backoff,
@@ -20,6 +21,7 @@ from ..repository.model.values import (
     QueueStats,
     Receipt,
     RedrivePolicy,
+    StreamOptions,
     Task,
 )
 from . import calls
@@ -28,6 +30,7 @@ from .documents.records import flat_of, receipt_of, task_of
 from .lease import RemoteLease
 from .leases import RemoteLeaseStream
 from .requests import RemoteRequests, read_whole
+from .uploads import enqueue_stream
 
 __all__ = ["RemoteQueue"]
 
@@ -171,6 +174,34 @@ class RemoteQueue:
             calls.enqueue(self._engine.session, self._template, task, durable)
         )
         return receipt_of(doc["receipts"][0])
+
+    async def enqueue_stream(
+        self,
+        source: PayloadSource,
+        *,
+        durable: bool | None = None,
+        **options: Unpack[StreamOptions],
+    ) -> Receipt:
+        """See ``Queue.enqueue_stream``, also for Durability.
+
+        The payload goes over HTTP, on a connection of its own, in slices of at most 256 KiB. A
+        client that blocks takes no async iterable.
+
+        Args:
+            source: an iterable of bytes or a file open for reading bytes; of at most
+                ``Limits.payload_bytes_max`` of the server.
+            durable: True waits for an fsync, whatever the server's mode.
+            options: those of ``enqueue``, but ``after`` and ``on_failure``; at most 28 KiB.
+
+        Raises:
+            UnreachableError: the connection was lost before all was sent: nothing was enqueued.
+            CommitUnknownError: it was lost after that. It is never sent again by itself.
+            Otherwise as ``Queue.enqueue_stream``.
+
+        Cancellation: until all of the payload is sent nothing has happened.
+        """
+        call = enqueue_stream(self._engine.session, self._template, options, durable)
+        return receipt_of(await self._engine.upload(call, source))
 
     async def enqueue_many(
         self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False

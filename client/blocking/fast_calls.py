@@ -16,7 +16,7 @@ from ...errors import BusyError, UsageError
 from ...repository.model.codec import encode_value
 from ...repository.model.values import NewTask, Receipt
 from ..calls import CHUNK_BYTES_MAX, Call, QueueTemplate, Session
-from ..documents.records import Granted
+from ..documents.records import Granted, encode_payload
 from ..transport.blocking_link import SyncFramedLink
 from ..transport.entries import (
     AnswerLostError,
@@ -62,11 +62,10 @@ class SyncFastCalls:
 
     def enqueue(self, template: QueueTemplate, payload: Any) -> Receipt | None:
         """``Queue.enqueue`` without options."""
-        limit = self._limits.value_bytes_max
-        if type(payload) is bytes and len(payload) <= limit:
+        if type(payload) is bytes and len(payload) <= self._limits.value_bytes_max:
             kind, data = 0, payload
         else:
-            kind, data = encode_value(payload, template.codec, limit, "payload")
+            kind, data = encode_payload(payload, template.codec, self._session)
         if template.is_all or len(data) > _VALUE_BYTES_MAX:
             return None
         connection = self._link.taken(_ENQUEUE_OP)
@@ -88,14 +87,14 @@ class SyncFastCalls:
         """``Queue.enqueue_many`` of tasks without options, whose payloads are of one kind."""
         if template.is_all or not 0 < len(tasks) <= self._session.batch_max:
             return None
-        limit, codec = self._limits.value_bytes_max, template.codec
+        session, codec = self._session, template.codec
         payloads: list[bytes] = []
         size, first = 0, -1
         for task in tasks:
             if not isinstance(task, NewTask) or task[1:] != _PLAIN:
                 return None
             try:
-                kind, data = encode_value(task[0], codec, limit, "payload")
+                kind, data = encode_payload(task[0], codec, session)
             except UsageError as error:
                 error.at(len(payloads))
                 raise

@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, Unpack
 
 from ...errors import IncompleteError, LodeqError
 from ...repository.model.arguments import duration_s, listed
 from ...repository.model.flows.workflows import OnFailure
+from ...repository.model.payload_sources import PayloadSource
 from ...repository.model.values import (
     AnyId,
     Backoff,
@@ -21,11 +22,13 @@ from ...repository.model.values import (
     QueueStats,
     Receipt,
     RedrivePolicy,
+    StreamOptions,
     Task,
 )
 from .. import calls
 from ..calls import FORM, QueueTemplate
 from ..documents.records import flat_of, receipt_of, task_of
+from ..uploads import enqueue_stream
 from .lease import SyncRemoteLease
 from .leases import SyncRemoteLeaseStream
 from .requests import SyncRemoteRequests, read_whole
@@ -170,6 +173,34 @@ class SyncRemoteQueue:
         )
         doc = self._engine.send(calls.enqueue(self._engine.session, self._template, task, durable))
         return receipt_of(doc["receipts"][0])
+
+    def enqueue_stream(
+        self,
+        source: PayloadSource,
+        *,
+        durable: bool | None = None,
+        **options: Unpack[StreamOptions],
+    ) -> Receipt:
+        """See ``Queue.enqueue_stream``, also for Durability.
+
+        The payload goes over HTTP, on a connection of its own, in slices of at most 256 KiB. A
+        client that blocks takes no async iterable.
+
+        Args:
+            source: an iterable of bytes or a file open for reading bytes; of at most
+                ``Limits.payload_bytes_max`` of the server.
+            durable: True waits for an fsync, whatever the server's mode.
+            options: those of ``enqueue``, but ``after`` and ``on_failure``; at most 28 KiB.
+
+        Raises:
+            UnreachableError: the connection was lost before all was sent: nothing was enqueued.
+            CommitUnknownError: it was lost after that. It is never sent again by itself.
+            Otherwise as ``Queue.enqueue_stream``.
+
+        Cancellation: until all of the payload is sent nothing has happened.
+        """
+        call = enqueue_stream(self._engine.session, self._template, options, durable)
+        return receipt_of(self._engine.upload(call, source))
 
     def enqueue_many(
         self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False

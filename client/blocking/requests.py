@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ...engine.runtime.clock import SystemClock
 from ...errors import IncompleteError, LeaseLostError, LodeqError, NotLeaderError
 from ...repository.model.arguments import check_limit, check_worker, duration_s, length_s
+from ...repository.model.payload_sources import PayloadSource
 from ...repository.model.values import Duration, NewTask, Receipt
 from .. import calls
 from ..calls import FORM, Call, QueueTemplate, Session
@@ -58,6 +59,10 @@ class SyncRemoteRequests:
     def send(self, call: Call) -> Any:
         """Send one request of ``calls`` and return the document of its answer."""
         return self._transport.send(call)
+
+    def upload(self, call: Call, source: PayloadSource) -> Any:
+        """Send a request whose body is a stream, and return the document of its answer."""
+        return self._transport.upload(call, source, self.session.stream_bytes_max)
 
     def enqueue_tasks(
         self,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...errors import ClosedError, UsageError
+from ...engine.records.task import WHOLE_BYTES_MAX
+from ...errors import ClosedError, PayloadTooLargeError, UsageError
+from ...repository.model.payload_sources import PayloadSource
 from ..calls import CLOSED, Call, Session
 from .claims import claim
 from .fast_calls import ClusterFastCalls
@@ -66,6 +68,19 @@ class ClusterTransport:
             Way.REDRIVE: redrive,
         }[way]
         return await do(nodes, call)
+
+    async def upload(self, call: Call, source: PayloadSource, bytes_max: int) -> Any:
+        """Refuse a request whose body is a stream.
+
+        Raises:
+            PayloadTooLargeError: always.
+        """
+        del call, source, bytes_max
+        raise PayloadTooLargeError(
+            f"no payload is streamed to several nodes or processes: enqueue up to "
+            f"{WHOLE_BYTES_MAX} bytes, or store it elsewhere and enqueue a reference",
+            limit_bytes=WHOLE_BYTES_MAX,
+        )
 
     async def _of_node(self, call: Call) -> Any:
         """A call about one node's files: with several nodes, which one is meant?

@@ -15,7 +15,7 @@ from ...engine.records.policy import Policy, decode_policy
 from ...engine.records.task import WHOLE_BYTES_MAX
 from ...engine.runtime.task_id import TaskId
 from ...engine.values import Finding, Health, LatencySummary
-from ...errors import PayloadNotLoadedError, UsageError
+from ...errors import PayloadNotLoadedError, PayloadTooLargeError, UsageError
 from ...repository.model.arguments import check_after, check_retry, duration_s, shard_key_bytes
 from ...repository.model.codec import (
     MSGPACK,
@@ -53,6 +53,7 @@ __all__ = [
     "backoff_doc",
     "decoded",
     "deferred",
+    "encode_payload",
     "flat_of",
     "health_of",
     "new_task_doc",
@@ -95,6 +96,25 @@ def stored_value(value: Any, codec: Codec | None, limit: int, what: str) -> Stor
         what: the name of the value in errors.
     """
     return Stored(*encode_value(value, codec, limit, what))
+
+
+def encode_payload(payload: Any, codec: Codec | None, session: Any) -> tuple[int, bytes]:
+    """Encode the payload of a task, as ``stored_value``; the error names the call to use instead.
+
+    Args:
+        payload: of the task.
+        codec: the queue's; None: msgpack.
+        session: the server's bounds.
+    """
+    most, streamed = session.limits.value_bytes_max, session.stream_bytes_max
+    if type(payload) is bytes and most < len(payload) <= streamed:
+        raise PayloadTooLargeError(
+            f"payload is {len(payload)} bytes, the limit of this call is {most}: enqueue_stream "
+            f"of the queue takes up to {streamed}",
+            size_bytes=len(payload),
+            limit_bytes=most,
+        )
+    return encode_value(payload, codec, most, "payload")
 
 
 def decoded(stored: Stored | None, codec: Codec | None) -> Any:
@@ -153,7 +173,7 @@ def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, session:
     doc: dict[str, Any] = {}
     codec = codecs.get(task.queue or queue)
     limits = session.limits
-    form.put(doc, "payload", stored_value(task.payload, codec, limits.value_bytes_max, "payload"))
+    form.put(doc, "payload", Stored(*encode_payload(task.payload, codec, session)))
     if task[1:] == _PLAIN[1:]:
         return doc
     for name in ("queue", "tenant", "priority", "on_conflict", "max_attempts"):

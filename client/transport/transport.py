@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from math import inf
 from ssl import SSLContext
 from threading import Event
@@ -30,6 +31,7 @@ from ...errors import (
     UnreachableError,
     UsageError,
 )
+from ...repository.model.payload_sources import is_read_again
 
 try:
     import httpx
@@ -45,11 +47,16 @@ try:
     from .line import Lane, Line, SyncLine, delays
     from .shared_link import SharedLink
     from .target import FramedTarget, GivenUp
+    from .upload import Upload
 except ImportError as exc:
     raise UsageError('a client needs an extra: pip install "lodeq[http]"') from exc
 
 __all__ = ["SyncTransport", "Target", "Transport"]
 
+_STREAMED: Final = {
+    "content-type": "application/octet-stream",
+    "transfer-encoding": "chunked",
+}
 _IDLE_MAX: Final = 32
 _IN_PATH: Final = "/%:@!$&'()*+,;=~"  # what is already as it is sent
 _KEPT_ALIVE_S: Final = 30.0  # shorter than the server keeps them: no request meets a closing one
@@ -100,6 +107,7 @@ class Target:
         self._token = token
         shown = f"[{self._host}]" if ":" in self._host else self._host.encode("idna").decode()
         shown = shown if self._port is None else f"{shown}:{self._port}"
+        self._shown_host = shown
         lines = [f"host: {shown}", *(f"{name}: {value}" for name, value in self.headers.items())]
         self._head = "\r\n".join(["", *lines, ""])
 
@@ -162,6 +170,31 @@ class Target:
         headers = self.headers | {"content-type": FORM.content_type}
         return httpx.Request(
             "POST", url, params=params, headers=headers, content=content, extensions=extensions
+        )
+
+    def upload_request(self, call: Call, **body: Any) -> httpx.Request:
+        """A call whose body is a stream: ``stream``, or ``content`` as httpx takes it."""
+        timeout = httpx.Timeout(self.timeout_s, pool=None)
+        return httpx.Request(
+            call.method,
+            self.base + call.path,
+            params=call.query or None,
+            headers={"host": self._shown_host, **self.headers, **_STREAMED},
+            extensions={"timeout": timeout.as_dict()},
+            **body,
+        )
+
+    def broken(self, call: Call, upload: Upload, exc: Exception) -> Exception:
+        """The error to raise when an upload broke off: its source's own, if that did it."""
+        if upload.error is not None:
+            return upload.error
+        if not isinstance(exc, httpx.HTTPError | OSError):
+            return exc
+        if upload.is_whole or isinstance(exc, _NEVER_SENT):
+            return self.lost(call, exc)
+        return UnreachableError(
+            f"{self.url}: {type(exc).__name__} {exc}".rstrip()
+            + "; it ended before all of the payload was sent, and nothing was enqueued"
         )
 
     def lost(self, call: Call, exc: Exception) -> LodeqError:
@@ -227,6 +260,16 @@ def _answer_of(response: httpx.Response, content: bytes) -> Answer:
     return Answer(response.status_code, response.headers.get("content-type", ""), content)
 
 
+class _Body(httpx.AsyncByteStream):
+    """The body of an upload. httpx's own leaves iterators behind that nobody closes."""
+
+    def __init__(self, slices: AsyncIterator[bytes]) -> None:
+        self._slices = slices
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._slices
+
+
 class Transport:
     """Async connections, on asyncio and on trio.
 
@@ -274,6 +317,64 @@ class Transport:
             finally:
                 self._pending.discard(scope)
         raise ClosedError(CLOSED)
+
+    async def upload(self, call: Call, source: Any, bytes_max: int) -> Any:
+        """Send a request whose body is a stream; return the answer's document.
+
+        It goes over HTTP, on a connection of its own, and never twice: what the server has refused
+        before it looked at it is sent again if the source can be read again.
+
+        Args:
+            call: the request, without a document.
+            source: gives the body.
+            bytes_max: of the body.
+
+        Raises:
+            UnreachableError: the server cannot have taken it. CommitUnknownError: it may have.
+            LodeqError: the server's. What the source raises, and nothing was taken.
+
+        Cancellation: the server notices; until all is sent nothing has happened.
+        """
+        if self._is_closed:
+            raise ClosedError(CLOSED)
+        with CancelScope() as scope:
+            self._pending.add(scope)
+            try:
+                for delay_s in delays(self.target.timeout_s):
+                    try:
+                        return await self._upload(call, Upload(source, bytes_max))
+                    except BusyError as error:
+                        if not error.not_begun or not is_read_again(source):
+                            raise
+                    await sleep(delay_s)
+                return await self._upload(call, Upload(source, bytes_max))
+            finally:
+                self._pending.discard(scope)
+        raise ClosedError(CLOSED)
+
+    async def _upload(self, call: Call, upload: Upload) -> Any:
+        given = self._by_httpx
+        transport = given or httpx.AsyncHTTPTransport(**self.target.transport_options())
+        try:
+            async with aclosing(upload.slices()) as slices:
+                request = self.target.upload_request(call, stream=_Body(slices))
+                response = await transport.handle_async_request(request)
+                try:
+                    content = await response.aread()
+                finally:
+                    await response.aclose()
+        except Exception as exc:
+            error = self.target.broken(call, upload, exc)
+            if error is exc:
+                raise
+            raise error from exc
+        finally:
+            if given is None:
+                with CancelScope(shield=True):
+                    await transport.aclose()
+        if upload.error is not None:
+            raise upload.error
+        return _read(_answer_of(response, content), is_closed=self._is_closed)
 
     async def _send(self, call: Call) -> Any:
         is_framed = True
@@ -434,6 +535,41 @@ class SyncTransport:
         finally:
             line.leave(is_answered=is_answered)
         return answer
+
+    def upload(self, call: Call, source: Any, bytes_max: int) -> Any:
+        """Send a request whose body is a stream. See ``Transport.upload``."""
+        for delay_s in delays(self.target.timeout_s):
+            try:
+                return self._upload(call, Upload(source, bytes_max))
+            except BusyError as error:
+                if not error.not_begun or not is_read_again(source):
+                    raise
+            self._closing.wait(delay_s)
+        return self._upload(call, Upload(source, bytes_max))
+
+    def _upload(self, call: Call, upload: Upload) -> Any:
+        if self._is_closed:
+            raise ClosedError(CLOSED)
+        given = self._given
+        transport = given or httpx.HTTPTransport(**self.target.transport_options())
+        request = self.target.upload_request(call, content=upload.blocking_slices())
+        try:
+            response = transport.handle_request(request)
+            try:
+                content = response.read()
+            finally:
+                response.close()
+        except Exception as exc:
+            error = self.target.broken(call, upload, exc)
+            if error is exc:
+                raise
+            raise error from exc
+        finally:
+            if given is None:
+                transport.close()
+        if upload.error is not None:
+            raise upload.error
+        return _read(_answer_of(response, content), is_closed=self._is_closed)
 
     def _till_begun(self, call: Call, is_framed: bool) -> Any:
         for delay_s in delays(self.target.timeout_s):

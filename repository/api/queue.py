@@ -29,6 +29,7 @@ from ..model.encoded_tasks import (
 )
 from ..model.faces import packed_face
 from ..model.flows.workflows import OnFailure
+from ..model.payload_sources import PayloadSource
 from ..model.values import (
     AnyId,
     Backoff,
@@ -50,7 +51,7 @@ from ..tasks import task_list
 from ..tasks.claim import claim, drop, skipping
 from ..tasks.dead_claim import claim_dead
 from ..tasks.enqueue import check_durable, enqueue, enqueue_many
-from ..tasks.enqueue_stream import PayloadSource, enqueue_stream
+from ..tasks.enqueue_stream import enqueue_stream
 from ..tasks.fast_path import line_of, submit_claim, submit_plain, submit_plain_many
 from ..tasks.in_line import claim_in_line, enqueue_in_line
 from ..tasks.lease import Lease

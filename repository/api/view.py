@@ -61,6 +61,7 @@ from ..state.queue_state import Shard
 from ..state.shard_scope import is_scoped, only
 from ..state.turns import Turns
 from ..tasks import claim, lookup
+from ..tasks.enqueue_stream import kept_bytes_max, stream_bytes_max
 from ..tasks.lease import Lease
 from ..tasks.lookup import Payloads
 from ..tasks.operators import bulk_acts
@@ -195,6 +196,16 @@ class EngineView:
     def limits(self) -> Limits:
         """Bounds of the engine."""
         return self._state.limits
+
+    @property
+    def stream_bytes_max(self) -> int:
+        """Bytes of a streamed payload at most; where no body files are, those of any payload."""
+        return stream_bytes_max(self._state)
+
+    def kept_bytes_max(self) -> int:
+        """Bytes of a streamed payload that are in memory until its end; a longer one is written."""
+        state = self._state
+        return max((kept_bytes_max(state, one) for one in state.hosted), default=0)
 
     @property
     def has_redaction(self) -> bool:

@@ -7,33 +7,23 @@ there; whatever fails before leaves nothing behind.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import ExitStack
-from functools import partial
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Final
 
 from ...engine.records.task import NO_GHOST, WHOLE_BYTES_MAX
-from ...errors import UsageError
-from ..model.codec import SLICE_BYTES, too_large
+from ..model.codec import too_large
 from ..model.encoded_tasks import EncodedTask, TaskTemplate, encoded_task
+from ..model.payload_sources import PayloadSource, slices_of
 from ..model.task_options import PRIORITY_DEFAULT
 from ..model.values import NewTask, Receipt
 from ..state.engine_state import EngineState
+from ..state.queue_state import Shard
 from .enqueue import check_one, enqueue, enqueue_on, route
 from .streamed_payloads import PayloadWriter
 
-__all__ = ["PayloadSource", "enqueue_stream"]
+__all__ = ["enqueue_stream", "kept_bytes_max", "stream_bytes_max"]
 
 WRITE_BYTES: Final = 64 << 10  # smaller slices are written several at once
-_END: Final = object()
-
-
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes:
-        """The next bytes; none at the end."""
-
-
-PayloadSource: TypeAlias = AsyncIterable[bytes] | Iterable[bytes] | _Readable
 
 
 async def enqueue_stream(
@@ -52,15 +42,13 @@ async def enqueue_stream(
         task: its options; without a payload.
         durable: True waits for an fsync, whatever the engine's mode.
     """
-    chunks = _chunks(state, source)
+    chunks = slices_of(source, state.spawner.run_in_thread)
     first = encoded_task(state, shared, task, state.clock.wall_us())  # refused here, if at all
     state.check_intake()
     if first.ghost is NO_GHOST:
         check_one(state, first)
     shard, task_id = route(state, first, state.clock.wall_us() // 1000)
-    bodies = shard.bodies
-    has_files = bodies is not None and not bodies.is_replica
-    kept_max = min(state.body_bytes_min - 1, WHOLE_BYTES_MAX) if has_files else WHOLE_BYTES_MAX
+    kept_max = kept_bytes_max(state, shard)
     limit = state.limits.payload_bytes_max
     kept: list[bytes] = []
     kept_bytes = size = 0
@@ -100,39 +88,16 @@ async def enqueue_stream(
         return await enqueue_on(state, shard, encoded, task_id, state.clock.wall_us(), durable)
 
 
-def _chunks(state: EngineState, source: Any) -> AsyncIterator[bytes]:
-    """The slices of a source. One that blocks is asked in a thread."""
-    if isinstance(source, bytes | bytearray | memoryview | str):
-        raise UsageError("enqueue_stream takes a file or an iterable of bytes: enqueue takes bytes")
-    if isinstance(source, AsyncIterable):
-        return _checked(source)
-    if callable(getattr(source, "read", None)):
-        return _checked(_asked(state, partial(source.read, SLICE_BYTES), b""))
-    if isinstance(source, Iterable):
-        return _checked(_asked(state, partial(next, iter(source), _END), _END))
-    raise UsageError(
-        f"enqueue_stream takes a file or an iterable of bytes, not {type(source).__name__}"
-    )
+def kept_bytes_max(state: EngineState, shard: Shard) -> int:
+    """Bytes of a payload that are in memory until its end, at most; a longer one goes to a file."""
+    return min(state.body_bytes_min - 1, WHOLE_BYTES_MAX) if _has_files(shard) else WHOLE_BYTES_MAX
 
 
-async def _asked(state: EngineState, ask: Callable[[], Any], end: object) -> AsyncIterator[Any]:
-    """Call ``ask`` in a thread until it gives ``end``. None is no end: it is refused later."""
-
-    def step() -> Any:
-        try:
-            return ask()
-        except StopIteration as exc:  # no future can bear one: the call would never be over
-            raise RuntimeError("the source of enqueue_stream raised StopIteration") from exc
-
-    while (chunk := await state.spawner.run_in_thread(step)) != end:
-        yield chunk
+def stream_bytes_max(state: EngineState) -> int:
+    """Bytes of a streamed payload at most, in the shards that are here."""
+    has_files = any(_has_files(one) for one in state.hosted)
+    return state.limits.payload_bytes_max if has_files else state.limits.value_bytes_max
 
 
-async def _checked(source: AsyncIterable[Any]) -> AsyncIterator[bytes]:
-    async for chunk in source:
-        if type(chunk) is bytes:
-            yield chunk
-        elif isinstance(chunk, bytes | bytearray | memoryview):
-            yield bytes(chunk)
-        else:
-            raise UsageError(f"enqueue_stream takes slices of bytes, not {type(chunk).__name__}")
+def _has_files(shard: Shard) -> bool:
+    return shard.bodies is not None and not shard.bodies.is_replica

@@ -24,7 +24,7 @@ except ImportError as exc:
 
 from .access.roles import ACCESS, FULL, Access, Role
 from .admission import Refusals
-from .guard import Guard, RefusedError, Settings
+from .guard import Guard, RefusedError, Settings, Uploads
 from .operations import OPERATIONS, Operation, called, openapi
 from .request_context import ClientGoneError, RequestContext, UnsupportedError, problem
 from .routes import (  # noqa: F401 - operations
@@ -84,7 +84,13 @@ def make_app(
     app = Starlette(
         routes=[*own, *routes],
         middleware=[
-            Middleware(Guard, settings=the_settings, refusals=refusals, callers=server.callers),
+            Middleware(
+                Guard,
+                settings=the_settings,
+                refusals=refusals,
+                callers=server.callers,
+                uploads=_uploads(server, own),
+            ),
             Middleware(_Direct, endpoints=direct, own=own),
         ],
         exception_handlers={HTTPException: _not_here},
@@ -92,6 +98,17 @@ def make_app(
     app.router.redirect_slashes = False
     app.state.hub = server
     return app
+
+
+def _uploads(server: ServerState, own: Sequence[Route]) -> Uploads:
+    """The operations that read their bodies as they come."""
+    names = {one.name for one in OPERATIONS if one.streams}
+    paths = [route.path_regex for route in own if route.name in names]
+
+    def covers(method: str, path: str) -> bool:
+        return method == "POST" and any(one.match(path) for one in paths)
+
+    return Uploads(covers, server.limits.payload_bytes_max, server.view.kept_bytes_max)
 
 
 class _Direct:

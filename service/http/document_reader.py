@@ -63,7 +63,7 @@ def read(form: Form, document: Any, kind: type[R]) -> R:
 
 
 def read_query(given: Mapping[str, str], kind: type[Q]) -> Q:
-    """Check the members of a query; numbers, true and false are written as in JSON.
+    """Check the members of a query; numbers, true, false and objects are written as in JSON.
 
     Raises:
         UsageError: as ``read``.
@@ -78,14 +78,35 @@ def _readers(kind: type[Query]) -> Mapping[str, Callable[[str], Any]]:
     """Readers of the members that are not text; they leave text that is no such value."""
     found: dict[str, Callable[[str], Any]] = {}
     for field in msgspec.structs.fields(kind):
-        info = inspect.type_info(field.type)
-        if isinstance(info, inspect.BoolType):
-            found[field.name] = lambda text: _FLAGS.get(text, text)
-        elif isinstance(info, inspect.IntType):
-            found[field.name] = lambda text: int(text) if _WHOLE.fullmatch(text) else text
-        elif isinstance(info, inspect.FloatType):
-            found[field.name] = lambda text: float(text) if _NUMBER.fullmatch(text) else text
+        reader = _reader_of(inspect.type_info(field.type))
+        if reader is not None:
+            found[field.name] = reader
     return found
+
+
+def _reader_of(info: Any) -> Callable[[str], Any] | None:
+    """Reader of text that stands for a value of a type; None: it is the value."""
+    if isinstance(info, inspect.Metadata):
+        return _reader_of(info.type)
+    if isinstance(info, inspect.UnionType):  # null, and a member that is left out, have no text
+        return next((found for one in info.types if (found := _reader_of(one))), None)
+    if isinstance(info, inspect.BoolType):
+        return lambda text: _FLAGS.get(text, text)
+    if isinstance(info, inspect.IntType):
+        return lambda text: int(text) if _WHOLE.fullmatch(text) else text
+    if isinstance(info, inspect.FloatType):
+        return lambda text: float(text) if _NUMBER.fullmatch(text) else text
+    if isinstance(info, inspect.DictType | inspect.StructType):
+        return _object
+    return None
+
+
+def _object(text: str) -> Any:
+    try:
+        found = JSON.loads(text.encode("utf-8", "replace"))
+    except UsageError:
+        return text
+    return found if isinstance(found, dict) else text
 
 
 def _task_id(kind: type, value: Any) -> TaskId:

@@ -17,6 +17,7 @@ from anyio import current_time, fail_after, move_on_after
 from ...client.documents.problems import CONTENT_TYPE, problem_of
 from ...engine.runtime.clock import SystemClock
 from ...errors import AccessDeniedError, BusyError, LodeqError, PayloadTooLargeError, UsageError
+from ...repository.model.codec import too_large
 from ..shared.origin import CONNECTION, foreign_of
 from .access.callers import Callers
 from .access.roles import ACCESS, FULL, NOBODY, Access
@@ -34,6 +35,7 @@ __all__ = [
     "Guard",
     "RefusedError",
     "Settings",
+    "Uploads",
     "loopback_hosts",
     "refuse",
 ]
@@ -72,6 +74,15 @@ WRONG_TOKEN: Final = "this token is not the server's: give what its --token-file
 ALWAYS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 
 
+@dataclass(frozen=True, slots=True)
+class Uploads:
+    """The requests whose bodies are streams, passed on as they come. Sizes in bytes."""
+
+    covers: Callable[[str, str], bool]  # by method and path
+    bytes_max: int  # of one
+    kept_bytes_max: Callable[[], int]  # of one, in memory until its end if it has no more
+
+
 class RefusedError(Exception):
     """A body is not read to its end. No handler may catch this: the guard answers it."""
 
@@ -89,6 +100,7 @@ class Guard:
         settings: of the server.
         refusals: counts what is refused; None: counted here alone.
         callers: who may call; None: whoever has the token of the settings.
+        uploads: the requests whose bodies are streams; None: there are none.
     """
 
     def __init__(
@@ -97,8 +109,10 @@ class Guard:
         settings: Settings,
         refusals: Refusals | None = None,
         callers: Callers | None = None,
+        uploads: Uploads | None = None,
     ) -> None:
         self._app = app
+        self._uploads = uploads
         self._settings = settings
         self._refusals = refusals if refusals is not None else Refusals()
         if callers is None:
@@ -136,7 +150,12 @@ class Guard:
             return
         connection = scope.get("state", {}).get(CONNECTION)
         is_here = getattr(connection, "has_whole_request", False)
-        counted = _Counted(self, receive, self._settings, is_here=is_here)
+        uploads = self._uploads_of(scope)
+        if uploads is None:
+            counted = _Counted(self, receive, self._settings, is_here=is_here)
+        else:
+            kept_max = uploads.kept_bytes_max()
+            counted = _Upload(self, receive, self._settings, kept_max, is_here=is_here)
         sent = False
 
         async def note(message: Message) -> None:
@@ -159,6 +178,11 @@ class Guard:
             await refuse(send, refusal.error, refusal.status)
         finally:
             self._held_bytes -= counted.bytes
+
+    def _uploads_of(self, scope: Scope) -> Uploads | None:
+        found = self._uploads
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        return found if found is not None and found.covers(scope["method"], path) else None
 
     async def _drain(self, receive: Receive) -> None:
         """Read the rest of a body and forget it: who is cut off while it writes reads no answer."""
@@ -191,9 +215,13 @@ class Guard:
         if access is None and path not in settings.public_paths:
             return AccessDeniedError(self._why_not_admitted(headers)), 401
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > 18 or int(length) > settings.body_bytes_max:
+        uploads = self._uploads_of(scope)
+        most = settings.body_bytes_max if uploads is None else uploads.bytes_max
+        if length.isdigit() and len(length) <= 18 and int(length) <= most:
+            return None
+        if uploads is None or not length.isdigit():
             return _too_large(settings), 413
-        return None
+        return too_large("payload", int(length[:18]), most), 413
 
     @staticmethod
     def _why_not_admitted(headers: Mapping[bytes, bytes]) -> str:
@@ -252,15 +280,20 @@ class _Counted:
         if message["type"] != "http.request":
             self._is_whole = True
             return message
-        n_bytes = len(message.get("body", b""))
-        self.bytes += n_bytes
-        self._guard.hold(n_bytes)
-        if self.bytes > self._settings.body_bytes_max:
-            raise RefusedError(_too_large(self._settings), 413)
+        self._count(len(message.get("body", b"")))
         if self._guard.is_full:
             raise RefusedError(TooManyError("the server holds too many requests: try again"), 503)
         self._is_whole = not message.get("more_body", False)
         return message
+
+    def _count(self, n_bytes: int) -> None:
+        self._hold(self.bytes + n_bytes)
+        if self.bytes > self._settings.body_bytes_max:
+            raise RefusedError(_too_large(self._settings), 413)
+
+    def _hold(self, n_bytes: int) -> None:
+        self._guard.hold(n_bytes - self.bytes)
+        self.bytes = n_bytes
 
     async def _received_in_time(self) -> Message:
         try:
@@ -268,6 +301,29 @@ class _Counted:
                 return await self._receive()
         except TimeoutError as exc:
             raise RefusedError(BusyError("the request's body did not arrive in time"), 408) from exc
+
+
+class _Upload(_Counted):
+    """The same of a stream: it may take its time, but no part of it may.
+
+    It holds what the engine keeps until the end, and beyond that the part that came last. The
+    engine refuses one that is too large.
+    """
+
+    def __init__(
+        self, guard: Guard, receive: Receive, settings: Settings, kept_max: int, *, is_here: bool
+    ) -> None:
+        super().__init__(guard, receive, settings, is_here=is_here)
+        self._kept_max = kept_max
+        self._total_bytes = 0
+
+    async def __call__(self) -> Message:
+        self._deadline_mono = current_time() + self._settings.body_wait_s
+        return await super().__call__()
+
+    def _count(self, n_bytes: int) -> None:
+        self._total_bytes += n_bytes
+        self._hold(self._total_bytes if self._total_bytes <= self._kept_max else n_bytes)
 
 
 def _malformed(scope: Scope) -> tuple[LodeqError, int] | None:

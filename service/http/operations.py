@@ -13,7 +13,7 @@ from ...engine.runtime.task_id import TaskId
 from . import schemas
 from .access.roles import Role, scopes_text
 from .named_queues import WHOLE, Names
-from .request_context import RequestContext
+from .request_context import BYTES, RequestContext
 
 __all__ = ["OPERATIONS", "Answer", "Operation", "called", "openapi", "operation"]
 
@@ -33,6 +33,7 @@ class Operation(NamedTuple):
         answers: by status.
         query: what may stand in the query.
         takes: the document in the body; None: there is none.
+        streams: whether the body is bytes instead, which the handler reads as they come.
         headers: those that change what it does.
         media: types of its answers.
         needs: the roles of which its caller needs one.
@@ -46,6 +47,7 @@ class Operation(NamedTuple):
     answers: Mapping[int, Answer]
     query: type[schemas.Query]
     takes: type[schemas.Request] | None
+    streams: bool
     headers: Mapping[str, Any]
     media: Sequence[str]
     needs: Role
@@ -73,6 +75,7 @@ def operation(
     by_status: Mapping[int, Answer] | None = None,
     name: str | None = None,
     headers: Mapping[str, Any] | None = None,
+    streams: bool = False,
     media: Sequence[str] = _JSON,
 ) -> Callable[[H], H]:
     """Register a handler. Its arguments ``query`` and ``document`` say what it takes.
@@ -88,12 +91,14 @@ def operation(
         by_status: answers by status instead.
         name: the handler's own where it is None.
         headers: types of headers that change what it does.
+        streams: its body is bytes, which the handler reads as they come.
         media: types of its answers, where they are no documents.
     """
     method, _, path = route.partition(" ")
 
     def register(handler: H) -> H:
         hints = get_type_hints(handler)
+        has_document = method == "POST" and not streams
         OPERATIONS.append(
             Operation(
                 name or handler.__name__,
@@ -102,7 +107,8 @@ def operation(
                 handler,
                 by_status or {200: answer},
                 hints.get("query", schemas.NoQuery),
-                hints.get("document", schemas.Nothing if method == "POST" else None),
+                hints.get("document", schemas.Nothing if has_document else None),
+                streams,
                 headers or {},
                 media,
                 needs,
@@ -174,13 +180,14 @@ class _Components:
 
     def schema(self, kind: Any) -> schemas.Schema:
         """A type's schema; what it refers to becomes a component."""
-        (schema,), found = schema_components(
-            [kind], schema_hook=schemas.schema_of_type, ref_template="#/components/schemas/{name}"
-        )
+        schema, found = _schemas(kind)
+        self._add(found)
+        return schema
+
+    def _add(self, found: Mapping[str, schemas.Schema]) -> None:
         for name, component in found.items():
             if name not in self.schemas:
                 self.schemas[name] = _ruled(component, self._rules.get(name, {}))
-        return schema
 
     def answer(self, answer: Answer) -> schemas.Schema:
         """The schema of an answer."""
@@ -191,9 +198,27 @@ class _Components:
 
     def parameters(self, query: type[schemas.Query]) -> Mapping[str, schemas.Schema]:
         """The schemas of a query's members."""
-        _, found = schema_components([query], schema_hook=schemas.schema_of_type)
-        properties: Mapping[str, schemas.Schema] = found[query.__name__]["properties"]
-        return properties
+        _, found = _schemas(query)
+        properties: Mapping[str, schemas.Schema] = found.pop(query.__name__)["properties"]
+        self._add(found)
+        return {name: _given(schema) for name, schema in properties.items()}
+
+
+def _schemas(kind: Any) -> tuple[schemas.Schema, dict[str, schemas.Schema]]:
+    """A type's schema, and those that it refers to."""
+    (schema,), found = schema_components(
+        [kind], schema_hook=schemas.schema_of_type, ref_template="#/components/schemas/{name}"
+    )
+    return schema, found
+
+
+def _given(schema: schemas.Schema) -> schemas.Schema:
+    """The schema of a parameter that is there: in a query nothing is null."""
+    given = {name: one for name, one in schema.items() if (name, one) != ("default", None)}
+    if isinstance(given.get("type"), list):
+        (given["type"],) = (one for one in given["type"] if one != "null")
+    some = [one for one in given.pop("anyOf", ()) if one != {"type": "null"}]
+    return given | ({} if not some else some[0] if len(some) == 1 else {"anyOf": some})
 
 
 def _kinds_of(kind: type[schemas.Request]) -> Sequence[type[schemas.Request]]:
@@ -240,7 +265,7 @@ def _described(spec: Operation, components: _Components) -> dict[str, Any]:
         for one in re.findall(r"\{(\w+)\}", spec.path)
     ]
     parameters += [
-        {"name": one, "in": "query", "schema": schema}
+        {"name": one, "in": "query", **_written(schema)}
         for one, schema in components.parameters(spec.query).items()
     ]
     parameters += [
@@ -268,7 +293,16 @@ def _described(spec: Operation, components: _Components) -> dict[str, Any]:
     if spec.takes is not None:
         content = {"application/json": {"schema": components.schema(spec.takes)}}
         operation["requestBody"] = {"required": True, "content": content}
+    if spec.streams:
+        operation["requestBody"] = {"required": True, "content": {BYTES: {}}}
     return operation
+
+
+def _written(schema: schemas.Schema) -> dict[str, Any]:
+    """How a member of a query is described: objects are JSON in it."""
+    if schema.get("type") == "object" or "$ref" in schema:
+        return {"content": {"application/json": {"schema": schema}}}
+    return {"schema": schema}
 
 
 def _content(spec: Operation, schema: schemas.Schema) -> dict[str, Any]:

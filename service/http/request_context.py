@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from anyio import create_task_group
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .server_state import Claim, ServerState
 
 __all__ = [
+    "BYTES",
     "ClientGoneError",
     "RequestContext",
     "UnsupportedError",
@@ -35,6 +37,7 @@ __all__ = [
     "wanted_form",
 ]
 
+BYTES: Final = "application/octet-stream"  # a body that is a stream
 SHARDS: Final = "shards"  # in the query of any call
 _SHARDS: Final = re.compile(r"[0-9]{1,4}(,[0-9]{1,4}){0,4095}")
 T = TypeVar("T")
@@ -77,12 +80,33 @@ class RequestContext:
             raise UnsupportedError(
                 f"Content-Type {content_type!r}: send application/json or application/msgpack"
             )
-        coding = self._request.headers.get("content-encoding", "identity").strip().lower()
-        if coding != "identity":
-            raise UnsupportedError(f"Content-Encoding {coding[:80]!r}: send the body as it is")
+        self._check_coding()
         self.form = form
         data = await self._request.body()
         return read(form, await document(form, data, self.turns) if data else {}, kind)
+
+    def _check_coding(self) -> None:
+        coding = self._request.headers.get("content-encoding", "identity").strip().lower()
+        if coding != "identity":
+            raise UnsupportedError(f"Content-Encoding {coding[:80]!r}: send the body as it is")
+
+    @contextmanager
+    def uploading(self) -> Iterator[AsyncIterator[bytes]]:
+        """The body in the slices in which it arrives; it counts as a long poll meanwhile.
+
+        Raises:
+            UsageError: it is of another media type, or the call came over a link. And, later:
+            ClientDisconnect: the client has gone before the body's end.
+            TooManyError: as many wait already as may.
+        """
+        if self._request.scope.get("type") != "http":
+            raise UsageError("this body is a stream, which fits no frame: send it over HTTP")
+        content_type = self._request.headers.get("content-type", "")
+        if content_type.partition(";")[0].strip().lower() != BYTES:
+            raise UnsupportedError(f"Content-Type {content_type!r}: the body is {BYTES}")
+        self._check_coding()
+        with self._admission.polling():
+            yield self._request.stream()
 
     def query(self, kind: type[Q]) -> Q:
         """Read the query."""

@@ -76,6 +76,7 @@ __all__ = [
     "Enqueue",
     "EnqueueAfter",
     "EnqueueMany",
+    "EnqueueStream",
     "ExportFound",
     "Find",
     "ForgetLoads",
@@ -311,12 +312,10 @@ class Backoff(Request):
     cap: Annotated[float, Meta(ge=0, le=BACKOFF_S_MAX)] = values.Backoff().cap
 
 
-class _TaskMembers(Request):
-    """The options of ``Queue.enqueue``."""
+class _TaskOptions(Request):
+    """The options of ``Queue.enqueue_stream``."""
 
-    what: ClassVar[str] = "a task"
     rules: ClassVar[Schema] = {
-        "oneOf": [{"required": ["payload"]}, {"required": ["payload_base64"]}],
         "dependentRequired": {"headers_base64": ["headers_kind"]},
         "allOf": [
             {"not": {"required": ["headers", "headers_base64"]}},
@@ -334,9 +333,6 @@ class _TaskMembers(Request):
         ],
     }
 
-    payload: AnyValue = UNSET
-    payload_base64: ValueBase64 = UNSET
-    payload_kind: ValueKind = UNSET
     headers: Annotated[Any, _described(type="object")] = UNSET
     headers_base64: ValueBase64 = UNSET
     headers_kind: Annotated[Any, _described(type="string", enum=["msgpack"])] = UNSET
@@ -357,6 +353,20 @@ class _TaskMembers(Request):
     labels: Labels | None = None
     function: FaceFunction | None = None
     preview: str | None = None
+
+
+class _TaskMembers(_TaskOptions):
+    """The options of ``Queue.enqueue``, and the payload."""
+
+    what: ClassVar[str] = "a task"
+    rules: ClassVar[Schema] = {
+        "oneOf": [{"required": ["payload"]}, {"required": ["payload_base64"]}],
+        **_TaskOptions.rules,
+    }
+
+    payload: AnyValue = UNSET
+    payload_base64: ValueBase64 = UNSET
+    payload_kind: ValueKind = UNSET
     after: Annotated[list[TaskId], Meta(max_length=EDGES_MAX - 1)] = []
     on_failure: Annotated[str, _described(enum=list(ON_FAILURES))] = "run"
 
@@ -734,6 +744,16 @@ class TenantQuery(Query):
     """Whose queue."""
 
     tenant: Tenant = ""
+
+
+class EnqueueStream(Query, _TaskOptions):
+    """A task whose payload is the body. Objects are written as JSON."""
+
+    what: ClassVar[str] = "the query"
+
+    tenant: Tenant = ""
+    durable: bool | None = None
+    headers: Annotated[dict[str, Any], Meta(description="JSON")] | UnsetType = UNSET
 
 
 class TenantsQuery(Query):

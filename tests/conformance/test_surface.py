@@ -36,7 +36,8 @@ KEPT = {
 CLASSES = (lodeq.Engine, lodeq.Queue, lodeq.Lease, lodeq.LeaseStream, Workflow)
 # Held elsewhere, because they need a folder of the server: tests/service/http/test_bulk.py.
 OF_FOLDERS = {"checkpoint", "forget_loads", "ingest", "purge_archived"}
-# Held by tests/behaviour/test_streamed_payloads.py: no service takes streams.
+# Held by tests/behaviour/test_streamed_payloads.py and tests/service/http/test_enqueue_stream.py:
+# it needs a store on disk.
 EMBEDDED = {"enqueue_stream"}
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....errors import ClosedError, UsageError
+from ....engine.records.task import WHOLE_BYTES_MAX
+from ....errors import ClosedError, PayloadTooLargeError, UsageError
+from ....repository.model.payload_sources import PayloadSource
 from ...calls import CLOSED, Call, Session
 from ...cluster.routes import Way, route_of
 from ...cluster.target import ClusterTarget, scoped
@@ -65,6 +67,19 @@ class SyncClusterTransport:
             Way.REDRIVE: redrive,
         }[way]
         return do(nodes, call)
+
+    def upload(self, call: Call, source: PayloadSource, bytes_max: int) -> Any:
+        """Refuse a request whose body is a stream.
+
+        Raises:
+            PayloadTooLargeError: always.
+        """
+        del call, source, bytes_max
+        raise PayloadTooLargeError(
+            f"no payload is streamed to several nodes or processes: enqueue up to "
+            f"{WHOLE_BYTES_MAX} bytes, or store it elsewhere and enqueue a reference",
+            limit_bytes=WHOLE_BYTES_MAX,
+        )
 
     def _of_node(self, call: Call) -> Any:
         """A call about one node's files: with several nodes, which one is meant?

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
@@ -27,6 +27,7 @@ from ....repository.model.values import (
     OnConflict,
     Receipt,
     Result,
+    StreamOptions,
 )
 from ....repository.tasks.lease import Lease
 from ..connection import reading, run, store_argument, writing
@@ -43,9 +44,10 @@ from ..display import (
     seconds_text,
     task_json,
 )
-from ..enqueue_lines import enqueue_lines, stdin_lines
+from ..enqueue_lines import enqueue_lines, in_thread, stdin_lines
 from ..function_calls import call_of, function_task, looks_like_json
 from ..output import ClosedOutput, OutputError, flush, shown
+from ..payload_input import file_slices, payload_or_slices, stdin_slices
 from ..values import Grant, duration, grant_text, headers_of, payload_of
 from .worker import load_app
 
@@ -133,6 +135,7 @@ class _Enqueue(click.Command):
 @click.option("--arg", "pairs", multiple=True, metavar="NAME=VALUE", help="An argument.")
 @click.option("--args", "arguments", metavar="JSON", help="Arguments by name; '-' reads stdin.")
 @click.option("--app", "target", metavar="MODULE:APP", help="Take functions from this app.")
+@click.option("--file", "path", metavar="FILE", help="The payload is what FILE holds.")
 @click.option("--raw", is_flag=True, help="PAYLOAD is a payload, whatever functions there are.")
 @click.option("--parse", is_flag=True, help="PAYLOAD is JSON: keep the value, not its text.")
 @click.option("--lines", is_flag=True, help="Each line of stdin is a task.")
@@ -147,6 +150,7 @@ def enqueue(
     pairs: tuple[str, ...],
     arguments: str | None,
     target: str | None,
+    path: str | None,
     raw: bool,
     parse: bool,
     lines: bool,
@@ -159,7 +163,7 @@ def enqueue(
 
     A queue whose workers have published functions takes calls of them, with their policy: 'lodeq
     enqueue STORE mail send --arg to=a@example.org'. Any other queue, and --raw, takes a payload:
-    text; '-', or none, reads stdin.
+    text; '-', or none, reads stdin, and --file a file. One above 3 MiB is streamed.
 
     Args:
         store: a store's folder, or the address of a service.
@@ -170,6 +174,7 @@ def enqueue(
         pairs: arguments, texts ``NAME=VALUE``.
         arguments: a JSON object; ``-``: read stdin.
         target: ``MODULE:APP`` whose functions and codec to take.
+        path: of a file that holds the payload.
         raw: it is a payload, whatever functions there are.
         parse: the payload is JSON: keep the value, not its text.
         lines: each line of stdin is a task.
@@ -184,6 +189,8 @@ def enqueue(
         )
     if lines and payload not in (None, "-"):
         raise click.UsageError("--lines reads stdin: leave PAYLOAD out")
+    if path is not None and (lines or parse or payload is not None or pairs or arguments or target):
+        raise click.UsageError("--file is the payload, as bytes: give it alone")
     options["headers"] = headers_of(headers)
     options["on_conflict"] = cast("OnConflict", options["on_conflict"])
     is_durable = durable or None
@@ -196,7 +203,11 @@ def enqueue(
     plain = {**options, "priority": PRIORITY_DEFAULT if priority is None else priority}
     found = stdin_lines(parse=parse) if lines else None
     given: list[Any] = []  # the payload, where no function can be meant: read before the store
-    if not lines and (raw or (payload in (None, "-") and not call.is_by_name)):
+    if path is not None:
+        given.append(payload_or_slices(file_slices(path)))
+    elif not lines and payload in (None, "-") and not parse and (raw or not call.is_by_name):
+        given.append(payload_or_slices(stdin_slices()))
+    elif not lines and (raw or (payload in (None, "-") and not call.is_by_name)):
         given.append(payload_of(payload, is_json=parse))
 
     async def add() -> None:
@@ -212,11 +223,29 @@ def enqueue(
                 if not raw and not parse and looks_like_json(payload):
                     click.echo("stored as text: --parse keeps the value", err=True)
                 value = given[0] if given else payload_of(payload, is_json=parse)
+                if isinstance(value, Iterator):
+                    options_of = _stream_options(plain)
+                    source = in_thread(value)
+                    receipt = await queue_of.enqueue_stream(
+                        source, durable=is_durable, **options_of
+                    )
+                    _report_one([receipt], report)
+                    return
                 task = NewTask(value, **plain)
             one = [task._replace(queue=None, tenant=None)]
             _report_one(await queue_of.enqueue_many(one, durable=is_durable), report)
 
     run(add)
+
+
+def _stream_options(options: dict[str, Any]) -> StreamOptions:
+    """The options of a payload that is streamed."""
+    if options["after"]:
+        raise UsageError("--after: a task with a payload above 3 MiB waits for no other task")
+    return cast(
+        "StreamOptions",
+        {name: one for name, one in options.items() if name in StreamOptions.__annotations__},
+    )
 
 
 def _call_named(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from msgspec import UNSET
 from msgspec.structs import asdict
@@ -14,15 +14,15 @@ from ....client.documents.records import receipt_doc
 from ....client.documents.wire import Stored
 from ....errors import LodeqError, PayloadTooLargeError, UsageError
 from ....repository.model.codec import MSGPACK, decode_headers
-from ....repository.model.values import Backoff, NewTask
+from ....repository.model.values import Backoff, NewTask, StreamOptions
 from .. import schemas
 from ..access.roles import Role
 from ..document_reader import at_most, key_of, moment_of, stored_of
-from ..named_queues import task_for_path, tasks_of_document
+from ..named_queues import queue_in_path, task_for_path, tasks_of_document
 from ..operations import operation
 from ..request_context import RequestContext
 
-__all__ = ["enqueue", "enqueue_many", "new_tasks"]
+__all__ = ["enqueue", "enqueue_many", "enqueue_stream", "new_tasks"]
 
 KEY_WINDOW_S: Final = 86_400.0  # how long an Idempotency-Key is remembered
 _KEY_HEADER: Final = "idempotency-key"
@@ -36,7 +36,7 @@ _OWN_POLICY: Final = (
 )  # that ``Queue.enqueue`` does not take
 _PASSED: Final[Mapping[type[schemas.Request], Sequence[str]]] = {  # to the engine, as they are
     kind: [one for one in NewTask._fields if one in kind.__struct_fields__ if one not in _CONVERTED]
-    for kind in (schemas.NewTask, schemas.Enqueue)
+    for kind in (schemas.NewTask, schemas.Enqueue, schemas.EnqueueStream)
 }
 
 
@@ -61,6 +61,26 @@ async def enqueue(
         for name in ("payload", "queue", "tenant"):
             del options[name]
         receipt = await queue.enqueue(task.payload, durable=document.durable, **options)
+    return context.answer(receipt_doc(context.out, receipt), 200 if receipt.duplicate else 201)
+
+
+@operation(
+    "POST /queues/{queue}/tasks/stream",
+    by_status={201: schemas.Receipt, 200: schemas.Receipt},
+    headers=_KEYS,
+    streams=True,
+    needs=Role.PRODUCER,
+    names=queue_in_path,
+)
+async def enqueue_stream(context: RequestContext, query: schemas.EnqueueStream) -> Response:
+    """Enqueue one task into the queue in the path; the body is its payload, as it comes."""
+    (task,) = _keyed(context, [NewTask(b"", **_options(context, query))])
+    options = {name: getattr(task, name) for name in StreamOptions.__annotations__}
+    queue = context.server.queue(context.path("queue"), query.tenant)
+    with context.uploading() as chunks:
+        receipt = await queue.enqueue_stream(
+            chunks, durable=query.durable, **cast("StreamOptions", options)
+        )
     return context.answer(receipt_doc(context.out, receipt), 200 if receipt.duplicate else 201)
 
 
@@ -108,21 +128,26 @@ async def new_tasks(context: RequestContext, documents: Sequence[schemas.NewTask
 
 
 async def _task(context: RequestContext, document: schemas.NewTask | schemas.Enqueue) -> NewTask:
-    limits = context.server.limits
-    payload = await context.value(document, "payload", limits.value_bytes_max)
+    payload = await context.value(document, "payload", context.server.limits.value_bytes_max)
     if payload is None:
         raise UsageError("a task needs 'payload' (or 'payload_base64')")
+    return NewTask(payload, **_options(context, document))
+
+
+def _options(
+    context: RequestContext, document: schemas.NewTask | schemas.Enqueue | schemas.EnqueueStream
+) -> dict[str, Any]:
+    """The members of a task but its payload."""
     headers = stored_of(context.form, document, "headers")
-    passed = {name: getattr(document, name) for name in _PASSED[type(document)]}
-    return NewTask(
-        payload,
-        run_at=moment_of(document.run_at, "run_at"),
-        headers=None if headers is None else _headers(headers, limits.headers_bytes_max),
-        dedup_key=key_of(document, "dedup_key"),
-        shard_key=key_of(document, "shard_key"),
-        retry=None if document.retry is None else Backoff(**asdict(document.retry)),
-        **passed,
-    )
+    bytes_max = context.server.limits.headers_bytes_max
+    return {
+        "run_at": moment_of(document.run_at, "run_at"),
+        "headers": None if headers is None else _headers(headers, bytes_max),
+        "dedup_key": key_of(document, "dedup_key"),
+        "shard_key": key_of(document, "shard_key"),
+        "retry": None if document.retry is None else Backoff(**asdict(document.retry)),
+        **{name: getattr(document, name) for name in _PASSED[type(document)]},
+    }
 
 
 def _headers(given: Stored, bytes_max: int) -> dict[str, Any]:

@@ -135,4 +135,4 @@ def test_a_line_without_an_end_is_refused_before_it_is_all_read():
 
 def test_a_payload_that_is_too_long_is_not_read_to_its_end(store):
     done = shell("head -c 300M /dev/zero | lodeq enqueue $S mail - --raw", store, code=2)
-    assert "no task can be that large" in done.stderr
+    assert "the limit is 67108864: store it elsewhere" in done.stderr

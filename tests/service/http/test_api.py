@@ -61,6 +61,9 @@ class Speaker:
             if f"{{{name}}}" in path:
                 path = path.replace(f"{{{name}}}", query.pop(name))
         options = {} if spec.method == "get" or spec.method == "delete" else {"json": body or {}}
+        if isinstance(body, bytes):
+            options = {"content": body}
+            headers = {"content-type": "application/octet-stream"}
         answer = await self._client.request(
             spec.method, path, params=query, headers=headers, **options
         )
@@ -113,6 +116,9 @@ async def test_every_operation(engine, client):
         tenant="acme",
         status=201,
     )
+    streamed = await call("enqueue_stream", b"bytes", queue="raw", priority=1, status=201)
+    assert (await call("get", task_id=streamed["id"]))["payload_base64"] == b64(b"bytes")
+    await call("cancel", task_id=streamed["id"])
     part = await call("payload", task_id=receipt["id"])
     assert part["payload_bytes"] == len(base64.b64decode(part["data"]))
     assert part["crc32"] == zlib.crc32(base64.b64decode(part["data"]))

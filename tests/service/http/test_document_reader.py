@@ -103,7 +103,8 @@ def test_a_task_has_the_options_of_the_model():
 
 
 def test_every_post_states_its_media_type():
-    assert [one.name for one in OPERATIONS if one.method == "POST" and one.takes is None] == []
+    posts = [one for one in OPERATIONS if one.method == "POST" and one.takes is None]
+    assert [one.name for one in posts if not one.streams] == []
 
 
 def test_a_client_needs_no_msgspec():

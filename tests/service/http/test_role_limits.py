@@ -57,6 +57,7 @@ def by_name(queue, tenant):
     both = {"queue": queue, "tenant": tenant}
     return {
         "enqueue": (f"/queues/{queue}/tasks", own, TASK),
+        "enqueue_stream": (f"/queues/{queue}/tasks/stream", own, {}),
         "list": (f"/queues/{queue}/tasks", own, None),
         "queue_stats": (f"/queues/{queue}/stats", own, None),
         "redrive": (f"/queues/{queue}/redrive", own, {}),

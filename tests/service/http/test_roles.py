@@ -26,6 +26,7 @@ ANYBODY = {"producer", "worker", "reader"}
 MAY = {
     "enqueue": {"producer"},
     "enqueue_many": {"producer"},
+    "enqueue_stream": {"producer"},
     "enqueue_after": {"producer"},
     "enqueue_function": {"producer"},
     "open_workflow": {"producer"},

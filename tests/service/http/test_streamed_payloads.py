@@ -48,8 +48,10 @@ async def reads(client, task_id):
     await large.complete()
     with pytest.raises(lodeq.TaskNotFoundError):
         await client.read_payload(task_id)
+    with pytest.raises(lodeq.PayloadTooLargeError, match="enqueue_stream of the queue takes up"):
+        await queue.enqueue(LARGE)
     with pytest.raises(lodeq.PayloadTooLargeError, match=r"enqueue a reference$"):
-        await queue.enqueue(LARGE)  # no setting of the server's changes that
+        await queue.enqueue(bytes(17 << 20))
     assert client.session.limits.payload_bytes_max == 3 << 20
 
 
