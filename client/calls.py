@@ -71,6 +71,7 @@ __all__ = [
     "cancel_claim",
     "check_claim",
     "check_history",
+    "check_rising",
     "checkpoint",
     "claim",
     "complete",
@@ -146,6 +147,7 @@ class Session:
         self.takes_progress: bool = doc.get("takes_progress", False)  # and cancels all of a queue
         self.takes_dependencies: bool = doc.get("takes_dependencies", False)  # ``NewTask.after``
         self.takes_dead_claims: bool = doc.get("takes_dead_claims", False)
+        self.lists_oldest_first: bool = doc.get("lists_oldest_first", False)
         self.codecs: dict[str, Codec] = {}
         self.redaction = redaction
 
@@ -663,6 +665,14 @@ def check_history(session: Session) -> None:
     if not session.has_history:
         raise UsageError(
             "this server has no history and no attempts: it runs an older lodeq; upgrade the server"
+        )
+
+
+def check_rising(session: Session) -> None:
+    """An older server lists ended tasks the newest first only."""
+    if not session.lists_oldest_first:
+        raise UsageError(
+            "this server does not list the oldest first: it runs an older lodeq; upgrade the server"
         )
 
 

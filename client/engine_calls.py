@@ -336,6 +336,8 @@ class RemoteCalls(RemoteRequests):
         limit: int = 100,
         cursor: str | None = None,
         payloads: bool = True,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
     ) -> FoundTasks:
         """See ``Engine.find``, also for Durability and Cancellation.
 
@@ -344,15 +346,46 @@ class RemoteCalls(RemoteRequests):
             limit: tasks, 1 to 1,000.
             cursor: of the page before; None begins.
             payloads: False leaves out payloads and headers.
+            oldest_first: ended tasks by rising ids.
+            after: with ``oldest_first``, only what is behind this id.
         """
-        call = filters.find(self.session, tasks, limit, cursor, payloads=payloads)
+        call = filters.find(
+            self.session,
+            tasks,
+            limit,
+            cursor,
+            payloads=payloads,
+            oldest_first=oldest_first,
+            after=after,
+        )
         return await read_whole(self, call, partial(filters.found_of, self.session))
 
-    async def find_all(self, tasks: TaskFilter, *, payloads: bool = True) -> AsyncIterator[Task]:
-        """See ``Engine.find_all``, also for Durability and Cancellation."""
+    async def find_all(
+        self,
+        tasks: TaskFilter,
+        *,
+        payloads: bool = True,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
+    ) -> AsyncIterator[Task]:
+        """See ``Engine.find_all``, also for Durability and Cancellation.
+
+        Args:
+            tasks: which tasks.
+            payloads: as ``find``.
+            oldest_first: as ``find``.
+            after: as ``find``.
+        """
         cursor = None
         while True:
-            page = await self.find(tasks, limit=FOUND_MAX, cursor=cursor, payloads=payloads)
+            page = await self.find(
+                tasks,
+                limit=FOUND_MAX,
+                cursor=cursor,
+                payloads=payloads,
+                oldest_first=oldest_first,
+                after=after,
+            )
             for task in page:
                 yield task
             cursor = page.cursor

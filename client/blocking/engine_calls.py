@@ -337,6 +337,8 @@ class SyncRemoteCalls(SyncRemoteRequests):
         limit: int = 100,
         cursor: str | None = None,
         payloads: bool = True,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
     ) -> FoundTasks:
         """See ``Engine.find``, also for Durability and Cancellation.
 
@@ -345,15 +347,46 @@ class SyncRemoteCalls(SyncRemoteRequests):
             limit: tasks, 1 to 1,000.
             cursor: of the page before; None begins.
             payloads: False leaves out payloads and headers.
+            oldest_first: ended tasks by rising ids.
+            after: with ``oldest_first``, only what is behind this id.
         """
-        call = filters.find(self.session, tasks, limit, cursor, payloads=payloads)
+        call = filters.find(
+            self.session,
+            tasks,
+            limit,
+            cursor,
+            payloads=payloads,
+            oldest_first=oldest_first,
+            after=after,
+        )
         return read_whole(self, call, partial(filters.found_of, self.session))
 
-    def find_all(self, tasks: TaskFilter, *, payloads: bool = True) -> Iterator[Task]:
-        """See ``Engine.find_all``, also for Durability and Cancellation."""
+    def find_all(
+        self,
+        tasks: TaskFilter,
+        *,
+        payloads: bool = True,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
+    ) -> Iterator[Task]:
+        """See ``Engine.find_all``, also for Durability and Cancellation.
+
+        Args:
+            tasks: which tasks.
+            payloads: as ``find``.
+            oldest_first: as ``find``.
+            after: as ``find``.
+        """
         cursor = None
         while True:
-            page = self.find(tasks, limit=FOUND_MAX, cursor=cursor, payloads=payloads)
+            page = self.find(
+                tasks,
+                limit=FOUND_MAX,
+                cursor=cursor,
+                payloads=payloads,
+                oldest_first=oldest_first,
+                after=after,
+            )
             for task in page:
                 yield task
             cursor = page.cursor

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from ...engine.runtime.task_id import TaskId
@@ -200,10 +201,13 @@ def workflows(call: Call, docs: Docs) -> Doc:
 # -- search ------------------------------------------------------------------------------
 
 
-def _place(queue: str, state: str, position: bytes) -> tuple[bool, str, int, Any]:
-    """Where a task, or a cursor, stands in the order of a search: ended tasks by falling ids."""
+def _place(
+    queue: str, state: str, position: bytes, *, is_rising: bool = False
+) -> tuple[bool, str, int, Any]:
+    """Where a task, or a cursor, stands in the order of a search: ended tasks by their ids."""
     if state in FINAL:
-        return True, "", 0, -int.from_bytes(position, "big")
+        number = int.from_bytes(position, "big")
+        return True, "", 0, number if is_rising else -number
     return False, queue, FILTER_STATES.index(state), position
 
 
@@ -211,22 +215,24 @@ def found(call: Call, docs: Docs) -> Doc:
     """A page of a search, all of whose requests had a cursor."""
     limit = call.doc["limit"]
     are_named = bool(call.doc["filter"].get("ids"))  # then they are in the order of their ids
+    start = Cursor.of(call.doc["cursor"])
+    place_of = partial(_place, is_rising=bool(start.start))
     cursors = [Cursor.of(doc["cursor"]) for doc in docs if doc["cursor"] is not None]
-    end = min(cursors, key=lambda one: _place(one.queue, one.state, one.position), default=None)
+    end = min(cursors, key=lambda one: place_of(one.queue, one.state, one.position), default=None)
 
     def place(task: Mapping[str, Any]) -> tuple[bool, str, int, Any]:
         if are_named:
-            return _place("", FINAL[0], TaskId(task["id"]))
-        return _place(task["queue"], task["state"], task["position"])
+            return place_of("", FINAL[0], TaskId(task["id"]))
+        return place_of(task["queue"], task["state"], task["position"])
 
     tasks = sorted((task for doc in docs for task in doc["tasks"]), key=place)
     if end is not None:
-        bound = _place(end.queue, end.state, end.position)
+        bound = place_of(end.queue, end.state, end.position)
         tasks = [task for task in tasks if place(task) <= bound]
     is_cut = len(tasks) > limit
     tasks = tasks[:limit]
     if is_cut:
-        last, start = tasks[-1], Cursor.of(call.doc["cursor"])
+        last = tasks[-1]
         end = replace(start, queue=last["queue"], state=last["state"], position=last["position"])
         if are_named:
             position = b"\0" + TaskId(last["id"])

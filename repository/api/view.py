@@ -45,6 +45,7 @@ from ..model.encoded_tasks import EncodedTask, TaskTemplate
 from ..model.filters import FoundTasks, TaskFilter
 from ..model.reports import PurgeReport
 from ..model.values import (
+    AnyId,
     Codec,
     EngineStats,
     HistoryPage,
@@ -438,7 +439,14 @@ class EngineView:
         )
 
     async def find(
-        self, meant: TaskFilter, limit: int, cursor: str | None, payloads: Payloads = "stored"
+        self,
+        meant: TaskFilter,
+        limit: int,
+        cursor: str | None,
+        payloads: Payloads = "stored",
+        *,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
     ) -> FoundTasks:
         """As ``Engine.find``, with payloads as stored bytes.
 
@@ -447,10 +455,18 @@ class EngineView:
             limit: tasks, 1 to 1,000.
             cursor: of the page before; None begins.
             payloads: values, the stored bytes, or neither; then no payload is read.
+            oldest_first: as ``Engine.find``.
+            after: as ``Engine.find``.
         """
         self._state.check()
         return await bulk_acts.find(
-            self._state, meant, limit=limit, cursor=cursor, payloads=payloads
+            self._state,
+            meant,
+            limit=limit,
+            cursor=cursor,
+            payloads=payloads,
+            oldest_first=oldest_first,
+            after=after,
         )
 
     async def page(

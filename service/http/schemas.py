@@ -563,6 +563,8 @@ class Find(Request):
     limit: Annotated[int, Meta(ge=1, le=FOUND_MAX)] = 100
     cursor: str | None = None
     payloads: bool = True
+    oldest_first: bool = False
+    after: TaskId | UnsetType = UNSET
 
 
 class ExportFound(Request):

@@ -271,6 +271,7 @@ async def configure(context: RequestContext, document: schemas.Configure) -> Res
         "takes_progress": bool,
         "takes_dependencies": bool,
         "takes_dead_claims": bool,
+        "lists_oldest_first": bool,
         "processes": dict[str, str] | None,
     },
     needs=ANY,
@@ -298,6 +299,7 @@ async def engine(context: RequestContext) -> Response:
         "takes_progress": True,
         "takes_dependencies": True,
         "takes_dead_claims": True,
+        "lists_oldest_first": True,
         "processes": server.view.processes(),
     }
     return context.answer(doc)
