@@ -39,6 +39,7 @@ from ..repository.model.arguments import (
     names_of,
     task_ids,
 )
+from ..repository.model.filters import start_of
 from ..repository.model.queue_settings import Unchanged, check_by, check_changes
 from ..repository.model.redaction import Redaction
 from ..repository.model.values import (
@@ -683,6 +684,8 @@ def history(
     since: datetime | None,
     until: datetime | None,
     limit: int,
+    oldest_first: bool,
+    after: AnyId | None,
     **others: str | None,
 ) -> Call:
     """A page of ended tasks; the server checks what is not a moment.
@@ -693,6 +696,8 @@ def history(
         since: ended then or later.
         until: ended before.
         limit: tasks at most, 1 to 1,000.
+        oldest_first: by rising ids.
+        after: with ``oldest_first``, only what is behind this id.
         others: further members of the query; None leaves one out.
     """
     check_history(session)
@@ -707,6 +712,11 @@ def history(
         "limit": str(limit),
         **others,
     }
+    if start_of(after, oldest_first):
+        check_rising(session)
+        given["oldest_first"] = "true"
+    if after is not None:
+        given["after"] = str(TaskId(after))
     for name, one in given.items():
         if one is not None and not isinstance(one, str):
             raise UsageError(f"{name} must be a str or None, not {type(one).__name__}")

@@ -299,6 +299,8 @@ class RemoteCalls(RemoteRequests):
         text: str | None = None,
         limit: int = 100,
         cursor: str | None = None,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
     ) -> HistoryPage:
         """See ``Engine.history``, also for Durability and Cancellation.
 
@@ -311,7 +313,9 @@ class RemoteCalls(RemoteRequests):
             until: only those that ended before; with a time zone.
             text: part of its function, preview, error or of a label, in any case; None for all.
             limit: results, 1 to 1,000; an answer holds 4 MiB of values at most.
-            cursor: of the page before; None begins with the newest.
+            cursor: of the page before; None begins.
+            oldest_first: by rising ids.
+            after: with ``oldest_first``, only what is behind this id.
         """
         call = calls.history(
             self.session,
@@ -319,6 +323,8 @@ class RemoteCalls(RemoteRequests):
             since=since,
             until=until,
             limit=limit,
+            oldest_first=oldest_first,
+            after=after,
             tenant=tenant,
             function=function,
             state=state,

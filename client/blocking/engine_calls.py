@@ -300,6 +300,8 @@ class SyncRemoteCalls(SyncRemoteRequests):
         text: str | None = None,
         limit: int = 100,
         cursor: str | None = None,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
     ) -> HistoryPage:
         """See ``Engine.history``, also for Durability and Cancellation.
 
@@ -312,7 +314,9 @@ class SyncRemoteCalls(SyncRemoteRequests):
             until: only those that ended before; with a time zone.
             text: part of its function, preview, error or of a label, in any case; None for all.
             limit: results, 1 to 1,000; an answer holds 4 MiB of values at most.
-            cursor: of the page before; None begins with the newest.
+            cursor: of the page before; None begins.
+            oldest_first: by rising ids.
+            after: with ``oldest_first``, only what is behind this id.
         """
         call = calls.history(
             self.session,
@@ -320,6 +324,8 @@ class SyncRemoteCalls(SyncRemoteRequests):
             since=since,
             until=until,
             limit=limit,
+            oldest_first=oldest_first,
+            after=after,
             tenant=tenant,
             function=function,
             state=state,

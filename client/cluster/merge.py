@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from ...engine.runtime.task_id import TaskId
-from ...repository.model.filters import FILTER_STATES, FINAL, Cursor
+from ...repository.model.filters import FILTER_STATES, FINAL, Cursor, start_of
 from ..calls import Call
 
 __all__ = [
@@ -150,37 +150,50 @@ def listed(call: Call, docs: Docs) -> Doc:
     return {"tasks": kept, "more": bound is not None and len(kept) < limit}
 
 
-def _newest(
-    docs: Docs, name: str, id_name: str, limit: int, place: Callable[[str], int]
-) -> tuple[list[Any], int, bool]:
-    """Rows of pages that go from the newest id down; where the next page begins, or -1.
+def _by_id(
+    docs: Docs,
+    name: str,
+    id_name: str,
+    limit: int,
+    place: Callable[[str], int],
+    *,
+    is_rising: bool = False,
+) -> tuple[list[Any], int | None, bool]:
+    """Rows of pages in the order of their ids; where the next page begins, or None; if it is short.
 
     Args:
         docs: the pages.
         name: of their rows.
         id_name: of the id of a row.
         limit: rows at most.
-        place: the number in a cursor: rows from it on have been looked at.
+        place: the number in a cursor: rows up to it have been looked at, and that with it.
+        is_rising: from the oldest id up, else from the newest down.
     """
-    bound = max([place(doc["cursor"]) for doc in docs if doc["cursor"] is not None], default=-1)
+    sign = 1 if is_rising else -1
 
-    def number(row: Mapping[str, Any]) -> int:
-        return int.from_bytes(TaskId(row[id_name]), "big")
+    def order(row: Mapping[str, Any]) -> int:
+        return sign * int.from_bytes(TaskId(row[id_name]), "big")
 
-    rows = sorted((row for doc in docs for row in doc[name]), key=number, reverse=True)
-    rows = [row for row in rows if number(row) >= bound]
+    ends = [sign * place(doc["cursor"]) for doc in docs if doc["cursor"] is not None]
+    bound = min(ends, default=None)
+    rows = sorted((row for doc in docs for row in doc[name]), key=order)
+    rows = [row for row in rows if bound is None or order(row) <= bound]
     if len(rows) > limit:
-        return rows[:limit], number(rows[limit - 1]), False
-    return rows, bound, bound >= 0 and len(rows) < limit
+        return rows[:limit], sign * order(rows[limit - 1]), False
+    return rows, None if bound is None else sign * bound, bound is not None and len(rows) < limit
 
 
 def history(call: Call, docs: Docs) -> Doc:
-    """A page of ended tasks, the newest id first."""
+    """A page of ended tasks in the order of their ids."""
     limit = int(call.query["limit"])
-    rows, at, is_short = _newest(docs, "results", "task_id", limit, lambda text: int(text, 16))
+    is_rising = "oldest_first" in call.query
+    rows, at, is_short = _by_id(
+        docs, "results", "task_id", limit, lambda text: int(text[-32:], 16), is_rising=is_rising
+    )
+    start = start_of(call.query.get("after"), is_rising)
     return {
         "results": rows,
-        "cursor": None if at < 0 else f"{at:032x}",
+        "cursor": None if at is None else f"{start.hex()}.{at:032x}".removeprefix("."),
         "is_short": is_short,
         "has_cut_previews": any(doc.get("has_cut_previews", False) for doc in docs),
     }
@@ -193,8 +206,8 @@ def workflows(call: Call, docs: Docs) -> Doc:
         return int.from_bytes(TaskId(text), "big")
 
     limit = int(call.query["limit"])
-    rows, at, is_short = _newest(docs, "workflows", "id", limit, place)
-    cursor = None if at < 0 else str(TaskId(at.to_bytes(16, "big")))
+    rows, at, is_short = _by_id(docs, "workflows", "id", limit, place)
+    cursor = None if at is None else str(TaskId(at.to_bytes(16, "big")))
     return {"workflows": rows, "cursor": cursor, "is_short": is_short}
 
 

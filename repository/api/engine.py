@@ -477,9 +477,12 @@ class Engine:
         text: str | None = None,
         limit: int = 100,
         cursor: str | None = None,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
     ) -> HistoryPage:
         """Tasks that have ended, those that were enqueued last first: results without a value.
 
+        With ``oldest_first`` they come in the order in which they were enqueued, as in ``find``.
         Within its retention a result has its value; afterwards its row is kept as long as the
         history of its queue. The search is bounded: a page may come back short, with a cursor, and
         says so (``HistoryPage.is_short``). See docs/job-history.md.
@@ -493,10 +496,13 @@ class Engine:
             until: only those that ended before; with a time zone.
             text: part of its function, preview, error or of a label, in any case; None for all.
             limit: results, 1 to 1,000.
-            cursor: of the page before; None begins with the newest.
+            cursor: of the page before, asked with the same order and ``after``; None begins.
+            oldest_first: by rising ids.
+            after: with ``oldest_first``, only what is behind this id; its task may be gone.
 
         Raises:
-            InvalidNameError, UsageError: an argument is wrong.
+            InvalidNameError, UsageError: an argument is wrong, or the cursor is of another order or
+                start.
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
@@ -510,7 +516,14 @@ class Engine:
             until=until,
             text=text,
         )
-        return await history(self._state, meant, limit=limit, cursor=cursor)
+        return await history(
+            self._state,
+            meant,
+            limit=limit,
+            cursor=cursor,
+            oldest_first=oldest_first,
+            after=after,
+        )
 
     # -- search and bulk acts ----------------------------------------------------------
 

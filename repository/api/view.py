@@ -418,15 +418,24 @@ class EngineView:
         return await lookup.result(self._state, task_id, wait_s, payloads)
 
     async def history(
-        self, meant: HistoryFilter, limit: int, cursor: str | None, bytes_max: int
+        self,
+        meant: HistoryFilter,
+        limit: int,
+        cursor: str | None,
+        bytes_max: int,
+        *,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
     ) -> HistoryPage:
         """As ``Engine.history``, with values as stored bytes.
 
         Args:
             meant: what the page shows.
             limit: results, 1 to 1,000.
-            cursor: of the page before; None begins with the newest.
+            cursor: of the page before; None begins.
             bytes_max: the page ends when it has read so many stored bytes.
+            oldest_first: as ``Engine.history``.
+            after: as ``Engine.history``.
         """
         self._state.check()
         return await history(
@@ -434,6 +443,8 @@ class EngineView:
             meant,
             limit=limit,
             cursor=cursor,
+            oldest_first=oldest_first,
+            after=after,
             payloads="stored",
             bytes_max=bytes_max,
         )

@@ -35,6 +35,7 @@ __all__ = [
     "TaskFilter",
     "check_found",
     "check_looks",
+    "check_start",
     "discard_filter",
     "discarded",
     "filter_doc",
@@ -277,13 +278,14 @@ class Cursor:
             raise UsageError(f"cursor {text!r:.80} is not one: take it from the page before")
         return cls(queue, state, position, started_us, seq, start)
 
-    def check_start(self, start: bytes) -> None:
-        """Refuse the cursor of a page in another order, or of one that began elsewhere."""
-        if self.start != start:
-            raise UsageError(
-                f"the cursor is of a search {_order_text(self.start)}, this one is "
-                f"{_order_text(start)}: give what that page was asked with, or leave the cursor out"
-            )
+
+def check_start(had: bytes, start: bytes) -> None:
+    """Refuse the cursor of a page in another order, or of one that began elsewhere."""
+    if had != start:
+        raise UsageError(
+            f"the cursor is of a search {_order_text(had)}, this one is {_order_text(start)}: give "
+            "what that page was asked with, or leave the cursor out"
+        )
 
 
 def _order_text(start: bytes) -> str:

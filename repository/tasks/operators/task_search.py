@@ -35,6 +35,7 @@ from ...model.filters import (
     PENDING,
     Cursor,
     TaskFilter,
+    check_start,
     id_range,
     ordered,
 )
@@ -100,7 +101,7 @@ class TaskSearch:
         self._start = start
         at = None if cursor is None else Cursor.of(cursor)
         if at is not None:
-            at.check_start(start)
+            check_start(at.start, start)
         self.started_us = engine_state.clock.wall_us() if at is None else at.started_us
         # A sequence number is a time; a store opened to be read has drawn none.
         self.seq = max(engine_state.seq, self.started_us) if at is None else at.seq

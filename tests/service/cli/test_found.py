@@ -62,6 +62,10 @@ def test_ended_tasks_are_read_on_from_an_id(store):
     assert json.loads(page.stdout)["id"] == first
     cursor = page.stderr.split("--cursor ")[1].strip()
     assert [one["id"] for one in objects(*rising, "--cursor", cursor)] == [second, third]
+    history = ["history", store, "mail", "--state", "completed", "--oldest-first"]
+    assert [one["id"] for one in objects(*history)] == [first, second, third]
+    assert [one["id"] for one in objects(*history, "--after", second)] == [third]
+    assert len(objects("history", store, "mail", "--oldest-first")) == 6  # and the dead
     out = f"{store}.jsonl"
     assert "2 tasks" in run(*rising, "--after", first, "--export", out).stdout
     with open(out, encoding="utf-8") as file:
@@ -72,6 +76,7 @@ def test_ended_tasks_are_read_on_from_an_id(store):
         ([*rising, "--after", "first"], "is not a UUID"),
         ([*rising, "--state", "dead"], "list these by themselves"),
         (["find", store, "--cursor", cursor], "with oldest_first="),
+        (["history", store, "--after", first], "--after goes with --oldest-first"),
     ]:
         assert text in run(*wrong, code=2).stderr
 
