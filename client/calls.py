@@ -39,7 +39,7 @@ from ..repository.model.arguments import (
     names_of,
     task_ids,
 )
-from ..repository.model.filters import start_of
+from ..repository.model.filters import position_of, start_of
 from ..repository.model.queue_settings import Unchanged, check_by, check_changes
 from ..repository.model.redaction import Redaction
 from ..repository.model.values import (
@@ -584,10 +584,9 @@ def list_query(state: str, limit: int, after: Task | None) -> dict[str, str]:
     if not isinstance(state, str):
         raise UsageError(f"state must be a str, not {type(state).__name__}")
     query = {"state": state, "limit": str(limit)}
-    if after is not None:
-        if not isinstance(after, Task) or not after.position:
-            raise UsageError("after= takes the last Task of the previous page")
-        query["after"] = JSON.raw(after.position)
+    position = position_of(after)
+    if position:
+        query["after"] = JSON.raw(position)
     return query
 
 

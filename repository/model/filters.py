@@ -43,6 +43,7 @@ __all__ = [
     "has_text",
     "id_range",
     "ordered",
+    "position_of",
     "start_of",
 ]
 
@@ -292,6 +293,22 @@ def _order_text(start: bytes) -> str:
     if not start:
         return "without oldest_first="
     return "with oldest_first=" + (f" and after={TaskId(start)}" if start != _FIRST else "")
+
+
+def position_of(after: object) -> bytes:
+    """The place of the task behind which a page of a list begins; empty for None.
+
+    Raises:
+        UsageError: it is not a task of a list.
+    """
+    if after is None:
+        return b""
+    if not isinstance(after, Task) or not after.position:
+        raise UsageError(
+            "after= takes the last Task of the previous page; ended tasks behind an id are listed "
+            "by engine.find(…, oldest_first=True, after=ID)"
+        )
+    return after.position
 
 
 def start_of(after: object, oldest_first: object) -> bytes:
