@@ -515,7 +515,7 @@ async def test_an_order_that_cannot_be_is_refused(engine, subtests):
     ]:
         with subtests.test(text), pytest.raises(lodeq.UsageError, match=text):
             await engine.find(meant, **options)
-    with subtests.test("list"), pytest.raises(lodeq.UsageError, match="last Task .* oldest_first"):
+    with subtests.test("list"), pytest.raises(lodeq.UsageError, match=r"last Task .* oldest_first"):
         await engine.queue("mail").list("completed", after=first)
     with subtests.test("act"), pytest.raises(lodeq.UsageError, match="cursor"):
         await engine.act("delete", meant, cursor=rising)
