@@ -39,6 +39,7 @@ from ..repository.model.arguments import (
     names_of,
     task_ids,
 )
+from ..repository.model.filters import position_of, start_of
 from ..repository.model.queue_settings import Unchanged, check_by, check_changes
 from ..repository.model.redaction import Redaction
 from ..repository.model.values import (
@@ -72,6 +73,7 @@ __all__ = [
     "check_claim",
     "check_durable",
     "check_history",
+    "check_rising",
     "checkpoint",
     "claim",
     "complete",
@@ -148,6 +150,7 @@ class Session:
         self.takes_dependencies: bool = doc.get("takes_dependencies", False)  # ``NewTask.after``
         self.takes_dead_claims: bool = doc.get("takes_dead_claims", False)
         self.stream_bytes_max: int = doc.get("stream_bytes_max", 0)  # 0: it takes no streams
+        self.lists_oldest_first: bool = doc.get("lists_oldest_first", False)
         self.codecs: dict[str, Codec] = {}
         self.redaction = redaction
 
@@ -588,10 +591,9 @@ def list_query(state: str, limit: int, after: Task | None) -> dict[str, str]:
     if not isinstance(state, str):
         raise UsageError(f"state must be a str, not {type(state).__name__}")
     query = {"state": state, "limit": str(limit)}
-    if after is not None:
-        if not isinstance(after, Task) or not after.position:
-            raise UsageError("after= takes the last Task of the previous page")
-        query["after"] = JSON.raw(after.position)
+    position = position_of(after)
+    if position:
+        query["after"] = JSON.raw(position)
     return query
 
 
@@ -673,6 +675,14 @@ def check_history(session: Session) -> None:
         )
 
 
+def check_rising(session: Session) -> None:
+    """An older server lists ended tasks the newest first only."""
+    if not session.lists_oldest_first:
+        raise UsageError(
+            "this server does not list the oldest first: it runs an older lodeq; upgrade the server"
+        )
+
+
 def history(
     session: Session,
     queue: str | None,
@@ -680,6 +690,8 @@ def history(
     since: datetime | None,
     until: datetime | None,
     limit: int,
+    oldest_first: bool,
+    after: AnyId | None,
     **others: str | None,
 ) -> Call:
     """A page of ended tasks; the server checks what is not a moment.
@@ -690,6 +702,8 @@ def history(
         since: ended then or later.
         until: ended before.
         limit: tasks at most, 1 to 1,000.
+        oldest_first: by rising ids.
+        after: with ``oldest_first``, only what is behind this id.
         others: further members of the query; None leaves one out.
     """
     check_history(session)
@@ -704,6 +718,11 @@ def history(
         "limit": str(limit),
         **others,
     }
+    if start_of(after, oldest_first):
+        check_rising(session)
+        given["oldest_first"] = "true"
+    if after is not None:
+        given["after"] = str(TaskId(after))
     for name, one in given.items():
         if one is not None and not isinstance(one, str):
             raise UsageError(f"{name} must be a str or None, not {type(one).__name__}")

@@ -302,6 +302,8 @@ class RemoteCalls(RemoteRequests):
         text: str | None = None,
         limit: int = 100,
         cursor: str | None = None,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
     ) -> HistoryPage:
         """See ``Engine.history``, also for Durability and Cancellation.
 
@@ -314,7 +316,9 @@ class RemoteCalls(RemoteRequests):
             until: only those that ended before; with a time zone.
             text: part of its function, preview, error or of a label, in any case; None for all.
             limit: results, 1 to 1,000; an answer holds 4 MiB of values at most.
-            cursor: of the page before; None begins with the newest.
+            cursor: of the page before; None begins.
+            oldest_first: by rising ids.
+            after: with ``oldest_first``, only what is behind this id.
         """
         call = calls.history(
             self.session,
@@ -322,6 +326,8 @@ class RemoteCalls(RemoteRequests):
             since=since,
             until=until,
             limit=limit,
+            oldest_first=oldest_first,
+            after=after,
             tenant=tenant,
             function=function,
             state=state,
@@ -339,6 +345,8 @@ class RemoteCalls(RemoteRequests):
         limit: int = 100,
         cursor: str | None = None,
         payloads: bool = True,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
     ) -> FoundTasks:
         """See ``Engine.find``, also for Durability and Cancellation.
 
@@ -347,15 +355,46 @@ class RemoteCalls(RemoteRequests):
             limit: tasks, 1 to 1,000.
             cursor: of the page before; None begins.
             payloads: False leaves out payloads and headers.
+            oldest_first: ended tasks by rising ids.
+            after: with ``oldest_first``, only what is behind this id.
         """
-        call = filters.find(self.session, tasks, limit, cursor, payloads=payloads)
+        call = filters.find(
+            self.session,
+            tasks,
+            limit,
+            cursor,
+            payloads=payloads,
+            oldest_first=oldest_first,
+            after=after,
+        )
         return await read_whole(self, call, partial(filters.found_of, self.session))
 
-    async def find_all(self, tasks: TaskFilter, *, payloads: bool = True) -> AsyncIterator[Task]:
-        """See ``Engine.find_all``, also for Durability and Cancellation."""
+    async def find_all(
+        self,
+        tasks: TaskFilter,
+        *,
+        payloads: bool = True,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
+    ) -> AsyncIterator[Task]:
+        """See ``Engine.find_all``, also for Durability and Cancellation.
+
+        Args:
+            tasks: which tasks.
+            payloads: as ``find``.
+            oldest_first: as ``find``.
+            after: as ``find``.
+        """
         cursor = None
         while True:
-            page = await self.find(tasks, limit=FOUND_MAX, cursor=cursor, payloads=payloads)
+            page = await self.find(
+                tasks,
+                limit=FOUND_MAX,
+                cursor=cursor,
+                payloads=payloads,
+                oldest_first=oldest_first,
+                after=after,
+            )
             for task in page:
                 yield task
             cursor = page.cursor

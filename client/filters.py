@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..engine.runtime.task_id import TaskId
 from ..errors import UsageError
 from ..repository.model.arguments import check_redrive_policy
 from ..repository.model.filters import (
@@ -15,8 +16,10 @@ from ..repository.model.filters import (
     check_found,
     check_looks,
     filter_doc,
+    start_of,
 )
-from .calls import FORM, Call, Session
+from ..repository.model.values import AnyId
+from .calls import FORM, Call, Session, check_rising
 from .documents.records import task_of
 
 __all__ = ["act", "act_of", "count", "count_of", "find", "found_of"]
@@ -29,6 +32,8 @@ def find(
     cursor: str | None,
     *,
     payloads: bool = True,
+    oldest_first: bool = False,
+    after: AnyId | None = None,
 ) -> Call:
     """Ask for a page of tasks.
 
@@ -38,9 +43,16 @@ def find(
         limit: tasks, 1 to 1,000.
         cursor: of the page before; None begins.
         payloads: whether their payloads and headers are sent.
+        oldest_first: ended tasks by rising ids.
+        after: with ``oldest_first``, only what is behind this id.
     """
     doc: dict[str, Any] = {"filter": _filter(session, meant), "limit": check_found(limit)}
     doc |= {"cursor": cursor, "payloads": bool(payloads)}
+    if start_of(after, oldest_first):
+        check_rising(session)
+        doc["oldest_first"] = True
+    if after is not None:
+        doc["after"] = TaskId(after)
     return Call("POST", "/tasks/find", doc, is_repeatable=True)
 
 

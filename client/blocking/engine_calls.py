@@ -303,6 +303,8 @@ class SyncRemoteCalls(SyncRemoteRequests):
         text: str | None = None,
         limit: int = 100,
         cursor: str | None = None,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
     ) -> HistoryPage:
         """See ``Engine.history``, also for Durability and Cancellation.
 
@@ -315,7 +317,9 @@ class SyncRemoteCalls(SyncRemoteRequests):
             until: only those that ended before; with a time zone.
             text: part of its function, preview, error or of a label, in any case; None for all.
             limit: results, 1 to 1,000; an answer holds 4 MiB of values at most.
-            cursor: of the page before; None begins with the newest.
+            cursor: of the page before; None begins.
+            oldest_first: by rising ids.
+            after: with ``oldest_first``, only what is behind this id.
         """
         call = calls.history(
             self.session,
@@ -323,6 +327,8 @@ class SyncRemoteCalls(SyncRemoteRequests):
             since=since,
             until=until,
             limit=limit,
+            oldest_first=oldest_first,
+            after=after,
             tenant=tenant,
             function=function,
             state=state,
@@ -340,6 +346,8 @@ class SyncRemoteCalls(SyncRemoteRequests):
         limit: int = 100,
         cursor: str | None = None,
         payloads: bool = True,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
     ) -> FoundTasks:
         """See ``Engine.find``, also for Durability and Cancellation.
 
@@ -348,15 +356,46 @@ class SyncRemoteCalls(SyncRemoteRequests):
             limit: tasks, 1 to 1,000.
             cursor: of the page before; None begins.
             payloads: False leaves out payloads and headers.
+            oldest_first: ended tasks by rising ids.
+            after: with ``oldest_first``, only what is behind this id.
         """
-        call = filters.find(self.session, tasks, limit, cursor, payloads=payloads)
+        call = filters.find(
+            self.session,
+            tasks,
+            limit,
+            cursor,
+            payloads=payloads,
+            oldest_first=oldest_first,
+            after=after,
+        )
         return read_whole(self, call, partial(filters.found_of, self.session))
 
-    def find_all(self, tasks: TaskFilter, *, payloads: bool = True) -> Iterator[Task]:
-        """See ``Engine.find_all``, also for Durability and Cancellation."""
+    def find_all(
+        self,
+        tasks: TaskFilter,
+        *,
+        payloads: bool = True,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
+    ) -> Iterator[Task]:
+        """See ``Engine.find_all``, also for Durability and Cancellation.
+
+        Args:
+            tasks: which tasks.
+            payloads: as ``find``.
+            oldest_first: as ``find``.
+            after: as ``find``.
+        """
         cursor = None
         while True:
-            page = self.find(tasks, limit=FOUND_MAX, cursor=cursor, payloads=payloads)
+            page = self.find(
+                tasks,
+                limit=FOUND_MAX,
+                cursor=cursor,
+                payloads=payloads,
+                oldest_first=oldest_first,
+                after=after,
+            )
             for task in page:
                 yield task
             cursor = page.cursor

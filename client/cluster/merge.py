@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from ...engine.runtime.task_id import TaskId
-from ...repository.model.filters import FILTER_STATES, FINAL, Cursor
+from ...repository.model.filters import FILTER_STATES, FINAL, Cursor, start_of
 from ..calls import Call
 
 __all__ = [
@@ -149,37 +150,50 @@ def listed(call: Call, docs: Docs) -> Doc:
     return {"tasks": kept, "more": bound is not None and len(kept) < limit}
 
 
-def _newest(
-    docs: Docs, name: str, id_name: str, limit: int, place: Callable[[str], int]
-) -> tuple[list[Any], int, bool]:
-    """Rows of pages that go from the newest id down; where the next page begins, or -1.
+def _by_id(
+    docs: Docs,
+    name: str,
+    id_name: str,
+    limit: int,
+    place: Callable[[str], int],
+    *,
+    is_rising: bool = False,
+) -> tuple[list[Any], int | None, bool]:
+    """Rows of pages in the order of their ids; where the next page begins, or None; if it is short.
 
     Args:
         docs: the pages.
         name: of their rows.
         id_name: of the id of a row.
         limit: rows at most.
-        place: the number in a cursor: rows from it on have been looked at.
+        place: the number in a cursor: rows up to it have been looked at, and that with it.
+        is_rising: from the oldest id up, else from the newest down.
     """
-    bound = max([place(doc["cursor"]) for doc in docs if doc["cursor"] is not None], default=-1)
+    sign = 1 if is_rising else -1
 
-    def number(row: Mapping[str, Any]) -> int:
-        return int.from_bytes(TaskId(row[id_name]), "big")
+    def order(row: Mapping[str, Any]) -> int:
+        return sign * int.from_bytes(TaskId(row[id_name]), "big")
 
-    rows = sorted((row for doc in docs for row in doc[name]), key=number, reverse=True)
-    rows = [row for row in rows if number(row) >= bound]
+    ends = [sign * place(doc["cursor"]) for doc in docs if doc["cursor"] is not None]
+    bound = min(ends, default=None)
+    rows = sorted((row for doc in docs for row in doc[name]), key=order)
+    rows = [row for row in rows if bound is None or order(row) <= bound]
     if len(rows) > limit:
-        return rows[:limit], number(rows[limit - 1]), False
-    return rows, bound, bound >= 0 and len(rows) < limit
+        return rows[:limit], sign * order(rows[limit - 1]), False
+    return rows, None if bound is None else sign * bound, bound is not None and len(rows) < limit
 
 
 def history(call: Call, docs: Docs) -> Doc:
-    """A page of ended tasks, the newest id first."""
+    """A page of ended tasks in the order of their ids."""
     limit = int(call.query["limit"])
-    rows, at, is_short = _newest(docs, "results", "task_id", limit, lambda text: int(text, 16))
+    is_rising = "oldest_first" in call.query
+    rows, at, is_short = _by_id(
+        docs, "results", "task_id", limit, lambda text: int(text[-32:], 16), is_rising=is_rising
+    )
+    start = start_of(call.query.get("after"), is_rising)
     return {
         "results": rows,
-        "cursor": None if at < 0 else f"{at:032x}",
+        "cursor": None if at is None else f"{start.hex()}.{at:032x}".removeprefix("."),
         "is_short": is_short,
         "has_cut_previews": any(doc.get("has_cut_previews", False) for doc in docs),
     }
@@ -192,18 +206,21 @@ def workflows(call: Call, docs: Docs) -> Doc:
         return int.from_bytes(TaskId(text), "big")
 
     limit = int(call.query["limit"])
-    rows, at, is_short = _newest(docs, "workflows", "id", limit, place)
-    cursor = None if at < 0 else str(TaskId(at.to_bytes(16, "big")))
+    rows, at, is_short = _by_id(docs, "workflows", "id", limit, place)
+    cursor = None if at is None else str(TaskId(at.to_bytes(16, "big")))
     return {"workflows": rows, "cursor": cursor, "is_short": is_short}
 
 
 # -- search ------------------------------------------------------------------------------
 
 
-def _place(queue: str, state: str, position: bytes) -> tuple[bool, str, int, Any]:
-    """Where a task, or a cursor, stands in the order of a search: ended tasks by falling ids."""
+def _place(
+    queue: str, state: str, position: bytes, *, is_rising: bool = False
+) -> tuple[bool, str, int, Any]:
+    """Where a task, or a cursor, stands in the order of a search: ended tasks by their ids."""
     if state in FINAL:
-        return True, "", 0, -int.from_bytes(position, "big")
+        number = int.from_bytes(position, "big")
+        return True, "", 0, number if is_rising else -number
     return False, queue, FILTER_STATES.index(state), position
 
 
@@ -211,22 +228,24 @@ def found(call: Call, docs: Docs) -> Doc:
     """A page of a search, all of whose requests had a cursor."""
     limit = call.doc["limit"]
     are_named = bool(call.doc["filter"].get("ids"))  # then they are in the order of their ids
+    start = Cursor.of(call.doc["cursor"])
+    place_of = partial(_place, is_rising=bool(start.start))
     cursors = [Cursor.of(doc["cursor"]) for doc in docs if doc["cursor"] is not None]
-    end = min(cursors, key=lambda one: _place(one.queue, one.state, one.position), default=None)
+    end = min(cursors, key=lambda one: place_of(one.queue, one.state, one.position), default=None)
 
     def place(task: Mapping[str, Any]) -> tuple[bool, str, int, Any]:
         if are_named:
-            return _place("", FINAL[0], TaskId(task["id"]))
-        return _place(task["queue"], task["state"], task["position"])
+            return place_of("", FINAL[0], TaskId(task["id"]))
+        return place_of(task["queue"], task["state"], task["position"])
 
     tasks = sorted((task for doc in docs for task in doc["tasks"]), key=place)
     if end is not None:
-        bound = _place(end.queue, end.state, end.position)
+        bound = place_of(end.queue, end.state, end.position)
         tasks = [task for task in tasks if place(task) <= bound]
     is_cut = len(tasks) > limit
     tasks = tasks[:limit]
     if is_cut:
-        last, start = tasks[-1], Cursor.of(call.doc["cursor"])
+        last = tasks[-1]
         end = replace(start, queue=last["queue"], state=last["state"], position=last["position"])
         if are_named:
             position = b"\0" + TaskId(last["id"])

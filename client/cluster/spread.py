@@ -16,7 +16,7 @@ from ...errors import (
     UnreachableError,
     UsageError,
 )
-from ...repository.model.filters import FILTER_STATES, Cursor
+from ...repository.model.filters import FILTER_STATES, Cursor, start_of
 from ...repository.model.values import Receipt
 from ..calls import REDRIVE_ERRORS, Call
 from .merge import found
@@ -118,10 +118,14 @@ async def all_nodes(nodes: Nodes, call: Call, merge: Callable[[Call, Docs], Any]
     return merge(call, answers)
 
 
-async def _begin(nodes: Nodes) -> str:
+async def _begin(nodes: Nodes, start: bytes = b"") -> str:
     """The cursor of a search that begins now: the latest moment of all leaders.
 
     Their clocks and sequence numbers differ. With the latest no task is passed over that is there.
+
+    Args:
+        nodes: of the cluster.
+        start: of a search that goes the oldest first, as ``Cursor`` has it.
     """
     asks = [partial(nodes.ask, node, MAP) for node in await nodes.leaders()]
     maps = [one for one in await gather(asks) if not isinstance(one, LodeqError)]
@@ -129,13 +133,14 @@ async def _begin(nodes: Nodes) -> str:
     seq = max((one["seq"] for one in maps), default=0)
     if not maps:
         raise UnreachableError(f"{nodes.target.url}: no node of the cluster answers")
-    return Cursor("", FILTER_STATES[0], b"", started_us, seq).text()
+    return Cursor("", FILTER_STATES[0], b"", started_us, seq, start).text()
 
 
 async def find(nodes: Nodes, call: Call) -> Any:
     """A page of a search; every node goes on from the same place."""
     if call.doc["cursor"] is None:
-        call = call._replace(doc={**call.doc, "cursor": await _begin(nodes)})
+        start = start_of(call.doc.get("after"), call.doc.get("oldest_first", False))
+        call = call._replace(doc={**call.doc, "cursor": await _begin(nodes, start)})
     return await whole(nodes, call, found)
 
 

@@ -481,9 +481,12 @@ class Engine:
         text: str | None = None,
         limit: int = 100,
         cursor: str | None = None,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
     ) -> HistoryPage:
         """Tasks that have ended, those that were enqueued last first: results without a value.
 
+        With ``oldest_first`` they come in the order in which they were enqueued, as in ``find``.
         Within its retention a result has its value; afterwards its row is kept as long as the
         history of its queue. The search is bounded: a page may come back short, with a cursor, and
         says so (``HistoryPage.is_short``). See docs/job-history.md.
@@ -497,10 +500,13 @@ class Engine:
             until: only those that ended before; with a time zone.
             text: part of its function, preview, error or of a label, in any case; None for all.
             limit: results, 1 to 1,000.
-            cursor: of the page before; None begins with the newest.
+            cursor: of the page before, asked with the same order and ``after``; None begins.
+            oldest_first: by rising ids.
+            after: with ``oldest_first``, only what is behind this id; its task may be gone.
 
         Raises:
-            InvalidNameError, UsageError: an argument is wrong.
+            InvalidNameError, UsageError: an argument is wrong, or the cursor is of another order or
+                start.
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
@@ -514,7 +520,14 @@ class Engine:
             until=until,
             text=text,
         )
-        return await history(self._state, meant, limit=limit, cursor=cursor)
+        return await history(
+            self._state,
+            meant,
+            limit=limit,
+            cursor=cursor,
+            oldest_first=oldest_first,
+            after=after,
+        )
 
     # -- search and bulk acts ----------------------------------------------------------
 
@@ -525,28 +538,54 @@ class Engine:
         limit: int = 100,
         cursor: str | None = None,
         payloads: bool = True,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
     ) -> FoundTasks:
         """Search for tasks by a filter: queue after queue, state after state, in the order of rows.
 
         Nothing is indexed for it. A call looks at 10,000 rows at most, so it may come back short,
         with a cursor, and says so. Tasks that come after the first call are not meant.
 
+        ``oldest_first=True`` lists tasks that have ended in the order of their ids, upwards. That
+        is the order in which they were enqueued, to the millisecond, not that in which they ended:
+        one that ends after a page was read may belong before its last task, and whoever goes on
+        behind that never sees it. See docs/find-and-act.md.
+
         Args:
-            tasks: which tasks.
+            tasks: which tasks; with ``oldest_first`` those that are completed, expired or
+                cancelled, which is also what no state means then.
             limit: tasks, 1 to 1,000.
-            cursor: of the page before; None begins.
+            cursor: of the page before, asked with the same order and ``after``; None begins.
             payloads: False leaves out payloads and headers, and reads none.
+            oldest_first: ended tasks by rising ids.
+            after: with ``oldest_first``, only what is behind this id. It is a place in the order:
+                its task may be in any state, or not be kept any more.
 
         Raises:
-            UsageError: an argument is wrong.
+            UsageError: an argument is wrong, or the cursor is of another order or start.
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
         self._state.check()
         shown: Payloads = "decoded" if payloads else "none"
-        return await bulk_acts.find(self._state, tasks, limit=limit, cursor=cursor, payloads=shown)
+        return await bulk_acts.find(
+            self._state,
+            tasks,
+            limit=limit,
+            cursor=cursor,
+            payloads=shown,
+            oldest_first=oldest_first,
+            after=after,
+        )
 
-    async def find_all(self, tasks: TaskFilter, *, payloads: bool = True) -> AsyncIterator[Task]:
+    async def find_all(
+        self,
+        tasks: TaskFilter,
+        *,
+        payloads: bool = True,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
+    ) -> AsyncIterator[Task]:
         """Go through all tasks that a filter means, slice by slice: ``async for``; see ``find``.
 
         In memory are 1,000 tasks at most, or those that have 4 MiB of payloads.
@@ -554,12 +593,21 @@ class Engine:
         Args:
             tasks: which tasks.
             payloads: as ``find``.
+            oldest_first: as ``find``.
+            after: as ``find``.
 
         Durability and Cancellation: as ``find``.
         """
         cursor = None
         while True:
-            page = await self.find(tasks, limit=FOUND_MAX, cursor=cursor, payloads=payloads)
+            page = await self.find(
+                tasks,
+                limit=FOUND_MAX,
+                cursor=cursor,
+                payloads=payloads,
+                oldest_first=oldest_first,
+                after=after,
+            )
             for task in page:
                 yield task
             cursor = page.cursor
@@ -1329,11 +1377,32 @@ class ThreadEngine(ThreadTwin[Engine]):
     find = blocking(Engine.find)
     """See ``Engine.find``, also for Durability and Cancellation."""
 
-    def find_all(self, tasks: TaskFilter, *, payloads: bool = True) -> Iterator[Task]:
-        """See ``Engine.find_all``, also for Durability and Cancellation."""
+    def find_all(
+        self,
+        tasks: TaskFilter,
+        *,
+        payloads: bool = True,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
+    ) -> Iterator[Task]:
+        """See ``Engine.find_all``, also for Durability and Cancellation.
+
+        Args:
+            tasks: which tasks.
+            payloads: as ``Engine.find``.
+            oldest_first: as ``Engine.find``.
+            after: as ``Engine.find``.
+        """
         cursor = None
         while True:
-            page = self.find(tasks, limit=FOUND_MAX, cursor=cursor, payloads=payloads)
+            page = self.find(
+                tasks,
+                limit=FOUND_MAX,
+                cursor=cursor,
+                payloads=payloads,
+                oldest_first=oldest_first,
+                after=after,
+            )
             yield from page
             cursor = page.cursor
             if cursor is None:

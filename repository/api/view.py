@@ -45,6 +45,7 @@ from ..model.encoded_tasks import EncodedTask, TaskTemplate
 from ..model.filters import FoundTasks, TaskFilter
 from ..model.reports import PurgeReport
 from ..model.values import (
+    AnyId,
     Codec,
     EngineStats,
     HistoryPage,
@@ -428,15 +429,24 @@ class EngineView:
         return await lookup.result(self._state, task_id, wait_s, payloads)
 
     async def history(
-        self, meant: HistoryFilter, limit: int, cursor: str | None, bytes_max: int
+        self,
+        meant: HistoryFilter,
+        limit: int,
+        cursor: str | None,
+        bytes_max: int,
+        *,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
     ) -> HistoryPage:
         """As ``Engine.history``, with values as stored bytes.
 
         Args:
             meant: what the page shows.
             limit: results, 1 to 1,000.
-            cursor: of the page before; None begins with the newest.
+            cursor: of the page before; None begins.
             bytes_max: the page ends when it has read so many stored bytes.
+            oldest_first: as ``Engine.history``.
+            after: as ``Engine.history``.
         """
         self._state.check()
         return await history(
@@ -444,12 +454,21 @@ class EngineView:
             meant,
             limit=limit,
             cursor=cursor,
+            oldest_first=oldest_first,
+            after=after,
             payloads="stored",
             bytes_max=bytes_max,
         )
 
     async def find(
-        self, meant: TaskFilter, limit: int, cursor: str | None, payloads: Payloads = "stored"
+        self,
+        meant: TaskFilter,
+        limit: int,
+        cursor: str | None,
+        payloads: Payloads = "stored",
+        *,
+        oldest_first: bool = False,
+        after: AnyId | None = None,
     ) -> FoundTasks:
         """As ``Engine.find``, with payloads as stored bytes.
 
@@ -458,10 +477,18 @@ class EngineView:
             limit: tasks, 1 to 1,000.
             cursor: of the page before; None begins.
             payloads: values, the stored bytes, or neither; then no payload is read.
+            oldest_first: as ``Engine.find``.
+            after: as ``Engine.find``.
         """
         self._state.check()
         return await bulk_acts.find(
-            self._state, meant, limit=limit, cursor=cursor, payloads=payloads
+            self._state,
+            meant,
+            limit=limit,
+            cursor=cursor,
+            payloads=payloads,
+            oldest_first=oldest_first,
+            after=after,
         )
 
     async def page(

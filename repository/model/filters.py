@@ -13,6 +13,7 @@ import msgpack
 
 from ...engine.records.keyspace import check_name
 from ...engine.records.result_glance import has_parts
+from ...engine.runtime.ids import is_task_id
 from ...engine.runtime.task_id import TaskId
 from ...errors import UsageError
 from .arguments import duration_s, task_ids
@@ -34,12 +35,16 @@ __all__ = [
     "TaskFilter",
     "check_found",
     "check_looks",
+    "check_start",
     "discard_filter",
     "discarded",
     "filter_doc",
     "filter_of",
     "has_text",
     "id_range",
+    "ordered",
+    "position_of",
+    "start_of",
 ]
 
 Act = Literal["redrive", "cancel", "delete", "reprioritise"]
@@ -58,6 +63,7 @@ COUNT_LOOKS_MAX: Final = 1_000_000
 FOUND_MAX: Final = 1000  # tasks that one call returns, or acts on
 TEXT_MAX: Final = 256  # characters of what a filter looks for
 _HEX: Final = frozenset("0123456789abcdef")
+_FIRST: Final = bytes(16)  # no task has this id: all are behind it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +239,8 @@ class Cursor:
         position: of the last task that was looked at; empty before the first.
         started_us: wall microseconds at which the search began.
         seq: the latest sequence number of that moment.
+        start: of a search that goes the oldest first, the id behind which it began (zeros: with the
+            first); else empty.
     """
 
     queue: str
@@ -240,10 +248,13 @@ class Cursor:
     position: bytes
     started_us: int
     seq: int
+    start: bytes = b""
 
     def text(self) -> str:
         """The cursor as users hand it back."""
-        parts = (self.queue, self.state, self.position, self.started_us, self.seq)
+        parts: tuple[object, ...] = self.queue, self.state, self.position, self.started_us, self.seq
+        if self.start:  # else as servers of before there was another order read it
+            parts += (self.start,)
         return base64.urlsafe_b64encode(msgpack.packb(parts)).decode()
 
     @classmethod
@@ -251,9 +262,10 @@ class Cursor:
         """The inverse; ``UsageError`` for what is no cursor."""
         try:
             parts = msgpack.unpackb(base64.urlsafe_b64decode(text))  # type: ignore[arg-type]
-            queue, state, position, started_us, seq = parts
+            queue, state, position, started_us, seq, *rest = parts
+            (start,) = rest or (b"",)
         except (TypeError, ValueError, binascii.Error, msgpack.UnpackException):
-            queue, state, position, started_us, seq = ("",) * 5
+            queue, state, position, started_us, seq, start = ("",) * 6
         if not (
             isinstance(queue, str)
             and state in FILTER_STATES
@@ -261,9 +273,93 @@ class Cursor:
             and type(started_us) is int
             and type(seq) is int
             and 0 <= seq < 1 << 63
+            and isinstance(start, bytes)
+            and len(start) in (0, len(_FIRST))
         ):
             raise UsageError(f"cursor {text!r:.80} is not one: take it from the page before")
-        return cls(queue, state, position, started_us, seq)
+        return cls(queue, state, position, started_us, seq, start)
+
+
+def check_start(had: bytes, start: bytes) -> None:
+    """Refuse the cursor of a page in another order, or of one that began elsewhere."""
+    if had != start:
+        raise UsageError(
+            f"the cursor is of a search {_order_text(had)}, this one is {_order_text(start)}: give "
+            "what that page was asked with, or leave the cursor out"
+        )
+
+
+def _order_text(start: bytes) -> str:
+    if not start:
+        return "without oldest_first="
+    return "with oldest_first=" + (f" and after={TaskId(start)}" if start != _FIRST else "")
+
+
+def position_of(after: object) -> bytes:
+    """The place of the task behind which a page of a list begins; empty for None.
+
+    Raises:
+        UsageError: it is not a task of a list.
+    """
+    if after is None:
+        return b""
+    if not isinstance(after, Task) or not after.position:
+        raise UsageError(
+            "after= takes the last Task of the previous page; ended tasks behind an id are listed "
+            "by engine.find(…, oldest_first=True, after=ID)"
+        )
+    return after.position
+
+
+def start_of(after: object, oldest_first: object) -> bytes:
+    """The id behind which a page of the oldest first begins; empty if that is not its order.
+
+    Args:
+        after: a task's id in any form, or None; that task need not be there any more.
+        oldest_first: whether that is the order.
+
+    Raises:
+        UsageError: one of them is wrong, or they do not go together.
+    """
+    if not isinstance(oldest_first, bool):
+        raise UsageError(f"oldest_first must be a bool, not {type(oldest_first).__name__}")
+    if after is None:
+        return _FIRST if oldest_first else b""
+    if not oldest_first:
+        raise UsageError(
+            "after= goes with oldest_first=True: what was enqueued after a task; to go on behind "
+            "a page, give its cursor"
+        )
+    task_id = TaskId(after)  # type: ignore[arg-type]  # it checks what it is given
+    if not is_task_id(task_id):
+        raise UsageError(f"after= {task_id} is no id of a task: those are UUIDs of version 7")
+    return bytes(task_id)
+
+
+def ordered(meant: TaskFilter, start: bytes) -> TaskFilter:
+    """The filter as a page in this order takes it: the oldest first are tasks that have ended.
+
+    Args:
+        meant: the filter.
+        start: from ``start_of``.
+
+    Raises:
+        UsageError: it means tasks that have another order.
+    """
+    if not start:
+        return meant
+    if meant.ids is not None:
+        raise UsageError("oldest_first= is no order of ids=: those come the newest first")
+    if meant.state is None:
+        return replace(meant, state=FINAL)
+    others = [state for state in meant.states if state not in FINAL]
+    if others:
+        raise UsageError(
+            f"oldest_first= is an order of tasks that are {', '.join(FINAL)}, not of those that "
+            f"are {', '.join(others)}: list these by themselves"
+            + (", or with the other ends in history(oldest_first=True)" if "dead" in others else "")
+        )
+    return meant
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from ...engine.records.rows import MOVED_ROW, IndexRow, decode_expiry, decode_in
 from ...engine.records.workflow import HELD_MS
 from ...engine.recovery.verify import bucket_of
 from ...errors import CorruptionError, NotLeaderError, UsageError
+from ..model.filters import position_of
 from ..model.values import QueueStats, Task, payload_bytes
 from ..state.engine_state import EngineState
 from ..state.lease_state import LeasedRun
@@ -124,9 +125,7 @@ async def list_page(
         raise UsageError(f"state {state!r} is not one of {', '.join(LIST_STATES)}")
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= PAGE_MAX:
         raise UsageError(f"limit {limit!r} is not between 1 and {PAGE_MAX}")
-    if after is not None and (not isinstance(after, Task) or not after.position):
-        raise UsageError("after= takes the last Task of the previous page")
-    position = after.position if after is not None else b""
+    position = position_of(after)
     taken = _Taken(engine_state, payloads, bytes_max)
     if state in _STATUSES:
         found = await _list_finished(engine_state, queue, tenant, _STATUSES[state], limit, position)

@@ -573,6 +573,8 @@ class Find(Request):
     limit: Annotated[int, Meta(ge=1, le=FOUND_MAX)] = 100
     cursor: str | None = None
     payloads: bool = True
+    oldest_first: bool = False
+    after: TaskId | UnsetType = UNSET
 
 
 class ExportFound(Request):
@@ -796,7 +798,11 @@ class HistoryQuery(Query):
     until: Moment | UnsetType = UNSET
     text: Annotated[str, Meta(min_length=1, max_length=TEXT_MAX)] | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=1, le=HISTORY_PAGE_MAX)] = 100
-    cursor: Annotated[str, _described(pattern="^[0-9a-fA-F]{32}$")] | UnsetType = UNSET
+    cursor: (
+        Annotated[str, _described(pattern=r"^([0-9a-fA-F]{32}\.)?[0-9a-fA-F]{32}$")] | UnsetType
+    ) = UNSET
+    oldest_first: bool = False
+    after: TaskId | UnsetType = UNSET
 
 
 class PartsQuery(Query):

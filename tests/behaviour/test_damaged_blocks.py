@@ -9,7 +9,7 @@ from support_damage import rot
 from support_ingest import publish
 
 import lodeq
-from lodeq import CorruptionError, NewTask
+from lodeq import CorruptionError, NewTask, TaskFilter
 from lodeq.coalescer.paged import paged
 from lodeq.engine.store.rocks import RocksStore
 from lodeq.engine.store.upkeep import compact
@@ -275,6 +275,26 @@ async def test_an_unreadable_result_costs_only_itself(tmp_path, clock):
         for _ in range(4):
             await clock.advance(60, turns=100)
         assert (await queue.stats()).results == 0  # a completed task's goes unread
+
+
+@pytest.mark.parametrize("at", [0.3, 0.5, 0.9])
+async def test_ended_tasks_are_read_on_over_a_damaged_block(tmp_path, clock, at):
+    async def fill(engine):
+        queue = engine.queue("mail")
+        for n in range(N // 10):
+            await queue.enqueue_many([NewTask(n) for _ in range(10)])
+            clock.jump(0.01 if n % 50 else 60)
+        while leases := await queue.claim(limit=500):
+            await engine.complete_many([(lease, None) for lease in leases])
+
+    async with rotten(tmp_path / "s", clock, fill, b"r/\x01", at) as engine:
+        ended = TaskFilter(queue="mail", state="completed")
+        rising = [task.id async for task in engine.find_all(ended, oldest_first=True)]
+        assert rising == sorted(set(rising))
+        assert N - 300 < len(rising) < N
+        middle = rising[500]
+        rest = [task.id async for task in engine.find_all(ended, oldest_first=True, after=middle)]
+        assert rest == rising[501:]
 
 
 async def test_a_damaged_store_is_not_compacted_so_that_writes_go_on(tmp_path, clock):

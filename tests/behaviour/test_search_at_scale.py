@@ -170,6 +170,73 @@ async def test_rows_that_were_just_deleted(engine, work):
     assert calls <= 6
 
 
+async def read_on(engine, work, meant, limit, after=None):
+    """All ids, the oldest first, and in how many calls; each is bounded."""
+    found, calls, cursor = [], 0, None
+    while True:
+        async with work.of_a_call():
+            page = await engine.find(
+                meant, limit=limit, cursor=cursor, oldest_first=True, after=after
+            )
+        found += [task.id for task in page]
+        calls += 1
+        cursor = page.cursor
+        if cursor is None:
+            return found, calls
+
+
+async def complete_all(engine, *names):
+    for name in names:
+        while leases := await engine.queue(name).claim(limit=1000):
+            await engine.complete_many([(lease, None) for lease in leases])
+
+
+async def test_a_page_from_an_id_on_costs_what_it_shows(engine, work):
+    mail = engine.queue("mail")
+    for _ in range(N // 1000):
+        await enqueue(mail, 1000)
+        work.advance(1)
+    await complete_all(engine, "mail")
+    meant = TaskFilter(queue="mail", state="completed")
+    found, calls = await read_on(engine, work, meant, 1000)
+    assert found == sorted(found)
+    assert (len(found), calls) == (N, N // 1000 + 1)
+    for at in (0, N // 2, N - 101):
+        async with work.of_a_call():
+            page = await engine.find(meant, limit=100, oldest_first=True, after=found[at])
+        assert [task.id for task in page] == found[at + 1 : at + 101]
+        assert work.rows < 100 * 2 * SHARDS + 1000
+    rest, calls = await read_on(engine, work, meant, 1000, after=found[-2500])
+    assert (rest, calls) == (found[-2499:], 3)
+
+
+async def test_reading_on_over_rows_that_were_just_deleted(engine, work):
+    mail = engine.queue("mail")
+    first = await mail.enqueue(b"first")
+    work.advance(1)
+    await enqueue(mail, N)
+    work.advance(1)
+    last = await mail.enqueue(b"last")
+    await complete_all(engine, "mail")
+    kept = {first.id, last.id}
+    cursor = None
+    while True:
+        page = await engine.find(TaskFilter(queue="mail"), limit=1000, cursor=cursor)
+        gone = [task.id for task in page if task.id not in kept]
+        if gone:
+            await engine.act("delete", TaskFilter(ids=gone, state="completed"))
+        cursor = page.cursor
+        if cursor is None:
+            break
+    meant = TaskFilter(queue="mail", state="completed")
+    found, calls = await read_on(engine, work, meant, 1000)
+    assert found == [first.id, last.id]
+    assert calls <= 6
+    found, calls = await read_on(engine, work, meant, 1000, after=first.id)
+    assert found == [last.id]
+    assert calls <= 6
+
+
 async def test_tenants_without_rows_are_passed_in_turns(engine, work):
     """A hundred thousand of them, and a call comes back although nothing was found."""
     mail = engine.queue("mail")

@@ -412,3 +412,117 @@ async def test_what_is_refused(engine, subtests):
 def test_filters_that_are_refused(fields, text):
     with pytest.raises(lodeq.LodeqError, match=text):
         TaskFilter(**fields)
+
+
+# -- reading on from an id ----------------------------------------------------------------
+
+
+async def read_on(engine, meant, limit, **order):
+    """The ids of all pages."""
+    out, cursor = [], None
+    while True:
+        page = await engine.find(meant, limit=limit, cursor=cursor, **order)
+        out += [task.id for task in page]
+        assert len(page) <= limit
+        cursor = page.cursor
+        if cursor is None:
+            return out
+
+
+async def end_all(engine, name):
+    queue = engine.queue(name, tenant=lodeq.ALL_TENANTS)
+    while leases := await queue.claim(limit=100):
+        await engine.complete_many([(lease, None) for lease in leases])
+
+
+async def test_ended_tasks_are_read_on_from_an_id_the_oldest_first(engine):
+    await fill(engine)
+    sms = sorted(task.id for task in await everything(engine, TaskFilter(queue="sms")))
+    await engine.cancel(sms[3])
+    await end_all(engine, "mail")
+    await end_all(engine, "sms")
+    await engine.queue("sms").enqueue(b"waits")
+    everyone = TaskFilter(queue="sms")
+    for limit in (1, 3, 1000):
+        assert await read_on(engine, everyone, limit, oldest_first=True) == sms
+        for n in (0, 3, 7):
+            order = {"oldest_first": True, "after": sms[n]}
+            assert await read_on(engine, everyone, limit, **order) == sms[n + 1 :]
+    labelled = TaskFilter(queue="sms", state=["completed", "cancelled"], labels={"customer": "c3"})
+    (third, last) = [task.id for task in await engine.find(labelled, oldest_first=True)]
+    found = await engine.find(labelled, oldest_first=True, after=str(third))
+    assert [task.id for task in found] == [last]
+    assert [one.id async for one in engine.find_all(everyone, oldest_first=True)] == sms
+    rest = engine.find_all(everyone, oldest_first=True, after=sms[5], payloads=False)
+    assert [one.id async for one in rest] == sms[6:]
+    both = await read_on(engine, TaskFilter(), 1000, oldest_first=True)
+    assert both == sorted(both)
+    assert len(both) == 16
+
+
+async def test_an_id_is_a_place_also_when_its_task_is_gone(engine):
+    await fill(engine)
+    await end_all(engine, "mail")
+    meant = TaskFilter(queue="mail")
+    mail = await read_on(engine, meant, 1000, oldest_first=True)
+    gone = TaskFilter(ids=[mail[2], mail[3]], state="completed")
+    assert (await act_on_all(engine, "delete", gone))[0] == 2
+    for n in (1, 2, 3):
+        found = await read_on(engine, meant, 2, oldest_first=True, after=mail[n])
+        assert found == mail[4:]
+    assert await read_on(engine, meant, 2, oldest_first=True, after=mail[7]) == []
+
+
+async def test_what_ends_later_with_an_earlier_id_is_not_behind_a_later_one(engine):
+    """As the docs say; from its own place, or by when it ended, it is found."""
+    queue = engine.queue("mail")
+    for n in range(3):
+        await queue.enqueue(b"%d" % n)
+    ids = sorted(task.id for task in await engine.find(TaskFilter(queue="mail")))
+    leases = {lease.task_id: lease for lease in await queue.claim(limit=3)}
+    await leases[ids[0]].complete()
+    await leases[ids[2]].complete()
+    meant = TaskFilter(queue="mail")
+    assert await read_on(engine, meant, 10, oldest_first=True) == [ids[0], ids[2]]
+    await leases[ids[1]].complete()
+    assert await read_on(engine, meant, 10, oldest_first=True, after=ids[2]) == []
+    assert await read_on(engine, meant, 10, oldest_first=True, after=ids[0]) == ids[1:]
+    lately = TaskFilter(queue="mail", finished_newer_than=3600)
+    assert await read_on(engine, lately, 10, oldest_first=True) == ids
+
+
+async def test_an_order_that_cannot_be_is_refused(engine, subtests):
+    await fill(engine)
+    await end_all(engine, "mail")
+    meant = TaskFilter(queue="mail")
+    first, second, *_ = await read_on(engine, meant, 1000, oldest_first=True)
+
+    async def cursor_of(**order):
+        return (await engine.find(TaskFilter(state="completed"), limit=1, **order)).cursor
+
+    newest, rising = await cursor_of(), await cursor_of(oldest_first=True)
+    behind = await cursor_of(oldest_first=True, after=first)
+    for options, text in [
+        ({"after": first}, "goes with oldest_first=True"),
+        ({"after": 7, "oldest_first": True}, "not a task id"),
+        ({"after": "3fa85f64-5717-4562-b3fc-2c963f66afa6", "oldest_first": True}, "version 7"),
+        ({"oldest_first": 1}, "must be a bool"),
+        ({"cursor": newest, "oldest_first": True}, "search without oldest_first="),
+        ({"cursor": rising}, "this one is without oldest_first="),
+        ({"cursor": rising, "oldest_first": True, "after": first}, f"and after={first}"),
+        ({"cursor": behind, "oldest_first": True}, f"and after={first}"),
+        ({"cursor": behind, "oldest_first": True, "after": second}, f"and after={second}"),
+    ]:
+        with subtests.test(text), pytest.raises(lodeq.UsageError, match=text):
+            await engine.find(meant, **options)
+    with subtests.test("list"), pytest.raises(lodeq.UsageError, match=r"last Task .* oldest_first"):
+        await engine.queue("mail").list("completed", after=first)
+    with subtests.test("act"), pytest.raises(lodeq.UsageError, match="cursor"):
+        await engine.act("delete", meant, cursor=rising)
+    for meant, text in [
+        (TaskFilter(state="dead"), r"history\(oldest_first=True\)"),
+        (TaskFilter(state=["completed", "ready"]), "not of those that are ready: list these"),
+        (TaskFilter(ids=[first]), "no order of ids="),
+    ]:
+        with subtests.test(text), pytest.raises(lodeq.UsageError, match=text):
+            await engine.find(meant, oldest_first=True)

@@ -79,6 +79,57 @@ async def test_pages_meet_without_gap_or_double(engine, queue):
     assert sorted(seen) == sorted(ids)
 
 
+async def test_it_is_read_on_from_an_id_the_oldest_first(engine):
+    """Dead letters with the other ends, in one order; the id need not be kept."""
+    queue = engine.queue("mail", max_attempts=1)
+    ids = [(await queue.enqueue(b"%d" % n)).id for n in range(9)]
+    await engine.queue("sms").enqueue(b"x")
+    await engine.cancel(ids[8])
+    for n, lease in enumerate(await queue.claim(limit=8)):
+        await (lease.bury("bad") if n % 3 == 0 else lease.complete())
+    await run(engine.queue("sms"))
+    ids.sort()
+    for limit in (1, 4, 100):
+        found = await pages(engine, "mail", limit=limit, oldest_first=True)
+        assert [one.task_id for one in found] == ids
+        for n in (0, 4, 8):
+            found = await pages(engine, "mail", limit=limit, oldest_first=True, after=ids[n])
+            assert [one.task_id for one in found] == ids[n + 1 :]
+    dead = await pages(engine, "mail", state="dead", oldest_first=True)
+    assert len(dead) == 3
+    gone = next(one.task_id for one in await pages(engine, "mail", state="completed", limit=1))
+    assert (await engine.act("delete", lodeq.TaskFilter(ids=[gone]))).done == 1
+    found = await pages(engine, "mail", oldest_first=True, after=gone)
+    assert [one.task_id for one in found] == [one for one in ids if one > gone]
+    everyone = await pages(engine, limit=3, oldest_first=True)
+    assert len(everyone) == 9
+    assert everyone == sorted(everyone, key=lambda one: one.task_id)
+    since = everyone[0].finished_at - timedelta(hours=1)
+    assert await pages(engine, until=since, oldest_first=True, after=gone) == []
+
+
+async def test_a_cursor_goes_on_in_its_own_order_from_its_own_start(engine, queue):
+    first, *_ = sorted([await run(queue) for _ in range(3)])
+
+    async def cursor_of(**order):
+        return (await engine.history("mail", limit=1, **order)).cursor
+
+    newest, rising = await cursor_of(), await cursor_of(oldest_first=True)
+    behind = await cursor_of(oldest_first=True, after=first)
+    for options, text in [
+        ({"after": first}, "goes with oldest_first=True"),
+        ({"cursor": newest, "oldest_first": True}, "search without oldest_first="),
+        ({"cursor": rising}, "this one is without oldest_first="),
+        ({"cursor": rising, "oldest_first": True, "after": first}, f"and after={first}"),
+        ({"cursor": behind, "oldest_first": True}, f"and after={first}"),
+    ]:
+        with pytest.raises(lodeq.UsageError, match=text):
+            await engine.history("mail", **options)
+    for wrong in (rising[:-1], f"{rising}0", rising.replace(".", "-"), "." + newest):
+        with pytest.raises(lodeq.UsageError, match="cursor"):
+            await engine.history("mail", cursor=wrong, oldest_first=True)
+
+
 async def test_filters_by_queue_tenant_and_time(engine, queue):
     mine = await run(queue)
     other = await run(engine.queue("mail", tenant="acme"))

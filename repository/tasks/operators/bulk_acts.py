@@ -49,6 +49,7 @@ from ...model.filters import (
     TaskFilter,
     check_found,
     check_looks,
+    start_of,
 )
 from ...model.values import Task, payload_bytes
 from ...state.engine_state import EngineState
@@ -87,6 +88,8 @@ async def find(
     limit: object,
     cursor: object,
     payloads: Payloads = "decoded",
+    oldest_first: object = False,
+    after: object = None,
 ) -> FoundTasks:
     """See ``Engine.find``.
 
@@ -96,9 +99,12 @@ async def find(
         limit: tasks, 1 to 1,000.
         cursor: of the page before; None begins.
         payloads: what is shown of payloads and headers.
+        oldest_first: tasks that have ended, in the order of their ids.
+        after: the id behind which that begins, or None.
     """
     n = check_found(limit)
-    search = TaskSearch(state, meant, cursor, payloads, n, looks_again=True)
+    start = start_of(after, oldest_first)
+    search = TaskSearch(state, meant, cursor, payloads, n, looks_again=True, start=start)
     out: list[Task] = []
     size = 0
     async with aclosing(search.pages()) as pages:

@@ -1,13 +1,15 @@
 """History: ended tasks of all queues by what is known of them, and the attempts of one task.
 
 Rows of ``r/`` are in the order of their ids, which is that of enqueueing. There is no index by
-queue or end, so a page is a bounded search: windows of ids, the newest first, each read in one go
-and so small that it holds few rows and bytes. What does not match costs a look at its row. A page
-that has looked at ``LOOKS_MAX`` rows, or read ``BYTES_MAX``, ends there, and its cursor goes on.
+queue or end, so a page is a bounded search: windows of ids, the newest first or upwards from an id,
+each read in one go and so small that it holds few rows and bytes. What does not match costs a look
+at its row. A page that has looked at ``LOOKS_MAX`` rows, or read ``BYTES_MAX``, ends there, and its
+cursor goes on.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -21,13 +23,13 @@ from ....engine.runtime.task_id import TaskId
 from ....errors import TaskNotFoundError, UsageError
 from ...model.arguments import moment_us
 from ...model.encoded_tasks import to_datetime
-from ...model.filters import TEXT_MAX, has_text
+from ...model.filters import TEXT_MAX, check_start, has_text, start_of
 from ...model.preview_cuts import is_cut
 from ...model.values import Attempt, HistoryPage, Result
 from ...state.engine_state import EngineState
 from ...state.shard_scope import shards_meant
 from ..lookup import Payloads, result_of
-from .id_search import IDS, IdSearch
+from .id_search import IDS, IdSearch, RisingIdSearch
 
 __all__ = [
     "HISTORY_STATES",
@@ -43,6 +45,8 @@ PAGE_MAX: Final = 1000
 LOOKS_MAX: Final = 20_000  # rows of one page that are looked at
 BYTES_MAX: Final = 32 << 20
 _MS: Final = 1 << 80  # ids of one millisecond
+# A cursor: where it goes on; of the oldest first, before that the id behind which it began.
+_CURSOR: Final = re.compile(r"(?:([0-9a-fA-F]{32})\.)?([0-9a-fA-F]{32})", re.ASCII)
 
 
 def tenant_or_all(tenant: object) -> bytes | None:
@@ -140,16 +144,17 @@ def _texts_of(record: ResultRecord) -> Iterator[str]:
     yield record.error.decode("utf-8", "replace")
 
 
-def _position(cursor: object) -> int:
-    """Ids below it are still to be looked at."""
+def _position(cursor: object, start: bytes) -> int:
+    """Ids below it are still to be looked at; of the oldest first those above it."""
     if cursor is None:
-        return IDS
-    if isinstance(cursor, str) and len(cursor) == 32:
-        try:
-            return int(cursor, 16)
-        except ValueError:
-            pass
-    raise UsageError(f"cursor {cursor!r} is not one: take HistoryPage.cursor of the page before")
+        return int.from_bytes(start, "big") if start else IDS
+    named = _CURSOR.fullmatch(cursor) if isinstance(cursor, str) else None
+    if named is None:
+        raise UsageError(
+            f"cursor {cursor!r:.80} is not one: take HistoryPage.cursor of the page before"
+        )
+    check_start(bytes.fromhex(named[1] or ""), start)
+    return int(named[2], 16)
 
 
 async def history(
@@ -158,6 +163,8 @@ async def history(
     *,
     limit: object,
     cursor: object,
+    oldest_first: object = False,
+    after: object = None,
     payloads: Payloads = "decoded",
     bytes_max: int = BYTES_MAX,
 ) -> HistoryPage:
@@ -167,18 +174,35 @@ async def history(
         state: of the engine.
         meant: what the page shows.
         limit: results, 1 to 1,000.
-        cursor: of the page before; None begins with the newest.
+        cursor: of the page before; None begins.
+        oldest_first: by rising ids.
+        after: the id behind which that begins, or None.
         payloads: what is shown of values that are still there.
         bytes_max: of rows; the page ends when it has read so many.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= PAGE_MAX:
         raise UsageError(f"limit {limit!r} is not between 1 and {PAGE_MAX}")
-    at = min(_position(cursor), meant.before)
+    start = start_of(after, oldest_first)
+    step = 1 if start else 0  # a cursor of the oldest first has the last id that was looked at
+    at = _position(cursor, start)
     for shard in shards_meant(state.hosted):  # what was queued before this call is in the store
         await state.commit_barrier(shard)
     state.check()
     scan = _Scan(meant)
-    search = IdSearch(state, at, scan, bytes_max=bytes_max, looks_max=LOOKS_MAX)
+    search: IdSearch[tuple[TaskId, ResultRecord]]
+    if start:
+        search = RisingIdSearch(
+            state,
+            at + 1,
+            scan,
+            bytes_max=bytes_max,
+            looks_max=LOOKS_MAX,
+            high=meant.before,
+            found_max=limit,
+        )
+    else:
+        at = min(at, meant.before)
+        search = IdSearch(state, at, scan, bytes_max=bytes_max, looks_max=LOOKS_MAX)
     found: list[Result] = []
     now_ms = state.clock.wall_us() // 1000
     while len(found) < limit and not search.is_over and search.may_go_on:
@@ -188,16 +212,22 @@ async def history(
                 shown = "none"
             found.append(result_of(state, task_id, record, shown))
             if len(found) == limit:
-                search.at = int.from_bytes(task_id, "big")
+                search.at = int.from_bytes(task_id, "big") + step
                 break
         state.check()
     for shard in shards_meant(state.hosted):
         await state.commit_barrier(shard)
     is_last = search.is_over
-    cursor_text = None if is_last else f"{search.at:032x}" if search.at < IDS else "f" * 32
     return HistoryPage(
-        tuple(found), cursor_text, not is_last and len(found) < limit, scan.has_cut_previews
+        tuple(found),
+        None if is_last else _cursor(search.at - step, start),
+        not is_last and len(found) < limit,
+        scan.has_cut_previews,
     )
+
+
+def _cursor(at: int, start: bytes) -> str:
+    return f"{start.hex()}{'.' if start else ''}{min(at, IDS - 1):032x}"
 
 
 class _Scan:

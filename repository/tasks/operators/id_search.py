@@ -1,8 +1,9 @@
-"""Go through the results of all queues, newest first, off the loop where the store allows it.
+"""Go through the results of all queues by their ids, off the loop where the store allows it.
 
 Results lie in the order of their ids, which are times, on every shard. A window of ids is read from
 all shards; how wide it is follows from how many rows the one before had. Rows are held against a
-test where they are read: only what passes comes back.
+test where they are read: only what passes comes back. ``IdSearch`` goes from the newest id down,
+``RisingIdSearch`` from an id up.
 
 What a thread reads is what was applied: callers wait for what was queued before they began, and
 look at each row again before they change it. A store in memory, or one with damage, whose ranges
@@ -15,13 +16,14 @@ from collections.abc import Callable, Generator
 from typing import Final, Generic, TypeVar
 
 from ....engine.records.keyspace import RESULT, RESULT_END
+from ....engine.store.port import Rows
 from ....errors import CorruptionError
 from ...state.engine_state import EngineState
 from ...state.queue_state import Shard
 from ...state.shard_scope import shards_meant
 from ...state.turns import in_slices
 
-__all__ = ["IDS", "IdSearch"]
+__all__ = ["IDS", "IdSearch", "RisingIdSearch"]
 
 T = TypeVar("T")
 
@@ -48,6 +50,7 @@ class IdSearch(Generic[T]):
         bytes_max: int,
         looks_max: int,
         low: int = 0,
+        found_max: int = _FOUND_A_GO,
     ) -> None:
         """A search.
 
@@ -58,6 +61,7 @@ class IdSearch(Generic[T]):
             bytes_max: of rows, after which the search should end.
             looks_max: rows after which it should.
             low: the least id that is looked at.
+            found_max: as soon as so many pass, ``window`` returns them.
         """
         self._state = state
         self._shards = shards_meant(state.hosted)
@@ -70,16 +74,19 @@ class IdSearch(Generic[T]):
         self.looks = 0  # rows looked at; deleted ones in part
         self.bytes = 0
         self._bytes_max, self._looks_max = bytes_max, looks_max
+        self._found_max = min(_FOUND_A_GO, found_max)
         self._is_beside = all(
             shard.store.reads_beside and shard.overlay.unreadable is None for shard in self._shards
         )
+        self.at = self._begun_at = self._begin(at)
+
+    def _begin(self, at: int) -> int:
         # Nothing has an id from the future, but of clocks that have stepped back.
-        newest = max((self._newest(shard, 0, IDS) for shard in self._shards), default=0)
-        self.at = self._begun_at = min(at, newest)
+        return min(at, max((self._newest(shard, 0, IDS) for shard in self._shards), default=0))
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing below."""
+        """Whether there is nothing further on."""
         return self.at <= self._low
 
     @property
@@ -90,7 +97,7 @@ class IdSearch(Generic[T]):
         return self.looks < self._looks_max and self.bytes < self._bytes_max
 
     async def window(self) -> list[T]:
-        """Look at the next rows. Returns what passes, the newest first: maybe nothing."""
+        """Look at the next rows. Returns what passes, in order: maybe nothing."""
         if self._is_beside:
             try:
                 await self._state.thread_reads.run(self._windows(), self._state.check)
@@ -109,14 +116,14 @@ class IdSearch(Generic[T]):
             self.is_over
             or self.looks >= most
             or self.bytes >= self._bytes_max
-            or len(self._found) >= _FOUND_A_GO
+            or len(self._found) >= self._found_max
         ):
             is_first = False
             yield from self._window()
 
     def _window(self) -> Generator[None, None, None]:
         low = max(self._low, self.at - self._width)
-        rows: list[tuple[bytes, bytes]] = []
+        rows: Rows = []
         most = 0  # of one shard
         for shard in self._shards:
             some, above = yield from self._scan(shard, low)
@@ -126,6 +133,17 @@ class IdSearch(Generic[T]):
             rows += some
             most = max(most, len(some))
         rows.sort(reverse=True)
+        yield from self._pass(rows)
+        self.at = low
+        self._overflows = 0
+        if not rows:  # as long as nothing came, nothing is looked for
+            self.at = min(low, max(self._newest(shard, self._low, low) for shard in self._shards))
+            self._width *= 2
+        elif most < self._rows // 2:
+            self._width *= 2
+
+    def _pass(self, rows: Rows) -> Generator[None, None, None]:
+        """Hold the rows of a window against the test. What passes counts once all were held."""
         found = []
         for n, (key, raw) in enumerate(rows, 1):
             one = self._test(key, raw)
@@ -134,13 +152,6 @@ class IdSearch(Generic[T]):
             if n % _ROWS_A_STEP == 0:
                 yield
         self._found += found
-        self.at = low
-        self._overflows = 0
-        if not rows:  # as long as nothing came, nothing is looked for
-            self.at = min(low, max(self._newest(shard, self._low, low) for shard in self._shards))
-            self._width *= 2
-        elif most < self._rows // 2:
-            self._width *= 2
 
     def _narrow(self, low: int, above: int) -> None:
         """Below ``above`` were as many rows as are read in one go: next time less, from the top."""
@@ -152,40 +163,43 @@ class IdSearch(Generic[T]):
             width = min(width, (self.at - above) // 2)
         self._width = max(1, width)
 
-    def _scan(
-        self, shard: Shard, low: int
-    ) -> Generator[None, None, tuple[list[tuple[bytes, bytes]], int | None]]:
+    def _scan(self, shard: Shard, low: int) -> Generator[None, None, tuple[Rows, int | None]]:
         """Rows of one shard. If there are too many for one go, up to where they were read."""
-        lower: bytes | None = RESULT + low.to_bytes(16, "big")
-        upper = RESULT_END if self.at >= IDS else RESULT + self.at.to_bytes(16, "big")
-        scan = shard.store.scan_part if self._is_beside else shard.overlay.scan_readable
-        rows: list[tuple[bytes, bytes]] = []
+        lower: bytes | None = _key(low)
+        upper = _key(self.at)
+        rows: Rows = []
         empty = 0
         while lower is not None:
-            page, resume = scan(lower, upper, self._rows)
-            size = sum([len(raw) for _, raw in page])
-            is_empty = not page and resume is not None  # deleted rows only: that took a while
-            self.looks += _EMPTY if is_empty else 1 + len(page)
-            empty += is_empty
-            self.bytes += size
-            if size > _SCAN_BYTES:
-                self._rows = max(1, self._rows // 2)
-            elif size < _SCAN_BYTES // 4:
-                self._rows = min(_SCAN_ROWS, 2 * self._rows)
+            page, resume = self._read(shard, lower, upper, self._rows)
+            empty += not page and resume is not None
             rows += page
             if resume is not None and (page or empty > _EMPTY_MAX) and self.at - low > 1:
-                above = int.from_bytes(resume[2:18].ljust(16, b"\0"), "big")
-                return [], min(max(low, above), self.at - 1)
+                return [], min(max(low, _id_of(resume)), self.at - 1)
             if resume is not None and resume <= lower:  # damage: its end is searched for
                 resume = None
             lower = resume
             yield
         return rows, None
 
+    def _read(
+        self, shard: Shard, lower: bytes, upper: bytes, limit: int
+    ) -> tuple[Rows, bytes | None]:
+        """One part of a scan, and where to go on; it counts what was looked at."""
+        scan = shard.store.scan_part if self._is_beside else shard.overlay.scan_readable
+        page, resume = scan(lower, upper, limit)
+        size = sum([len(raw) for _, raw in page])
+        is_empty = not page and resume is not None  # deleted rows only: that took a while
+        self.looks += _EMPTY if is_empty else 1 + len(page)
+        self.bytes += size
+        if size > _SCAN_BYTES:
+            self._rows = max(1, self._rows // 2)
+        elif size < _SCAN_BYTES // 4:
+            self._rows = min(_SCAN_ROWS, 2 * self._rows)
+        return page, resume
+
     def _newest(self, shard: Shard, low: int, high: int) -> int:
         """Above every id of a range that has a row; ``high`` where that cannot be read."""
-        lower = RESULT + low.to_bytes(16, "big")
-        upper = RESULT_END if high >= IDS else RESULT + high.to_bytes(16, "big")
+        lower, upper = _key(low), _key(high)
         try:
             if self._is_beside:
                 row = shard.store.scan_last(lower, upper)
@@ -194,4 +208,106 @@ class IdSearch(Generic[T]):
                 key = shard.overlay.last_key(lower, upper)
         except CorruptionError:
             return high
-        return int.from_bytes(key[2:18], "big") + 1 if key is not None else 0
+        return _id_of(key) + 1 if key is not None else 0
+
+
+class RisingIdSearch(IdSearch[T]):
+    """Windows of ids, upwards from ``at`` to below ``high``, over all shards at once.
+
+    A scan goes the same way, so a window that has too many rows, or deleted ones only, ends where
+    the first of its scans has ended: nothing is read again but by the shards before that one.
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        at: int,
+        test: Callable[[bytes, bytes], T | None],
+        *,
+        bytes_max: int,
+        looks_max: int,
+        high: int = IDS,
+        found_max: int = _FOUND_A_GO,
+    ) -> None:
+        """A search.
+
+        Args:
+            state: of the engine.
+            at: the first id that is looked at.
+            test: as ``IdSearch``.
+            bytes_max: as ``IdSearch``.
+            looks_max: as ``IdSearch``.
+            high: above the last id that is looked at.
+            found_max: as ``IdSearch``.
+        """
+        super().__init__(
+            state, at, test, bytes_max=bytes_max, looks_max=looks_max, found_max=found_max
+        )
+        self._high = high
+
+    def _begin(self, at: int) -> int:
+        return at
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing further on."""
+        return self.at >= self._high
+
+    def _window(self) -> Generator[None, None, None]:
+        end = widest = min(self._high, self.at + self._width)
+        rows: Rows = []
+        most = 0  # of one shard
+        for shard in self._shards:
+            some, end = yield from self._rise(shard, end)
+            rows += some
+            most = max(most, len(some))
+        upper = _key(end)
+        rows = sorted(row for row in rows if row[0] < upper)
+        yield from self._pass(rows)
+        if end < widest:
+            self._width = max(1, end - self.at)
+        elif most < self._rows // 2:
+            self._width *= 2
+        self.at = end
+        if not rows and end == widest:  # as long as nothing came, nothing is looked for
+            yield from self._skip()
+
+    def _rise(self, shard: Shard, end: int) -> Generator[None, None, tuple[Rows, int]]:
+        """Rows of one shard below ``end``, and the end up to which these are all."""
+        lower, upper = _key(self.at), _key(end)
+        rows: Rows = []
+        for _ in range(_EMPTY_MAX):
+            rows, resume = self._read(shard, lower, upper, self._rows)
+            yield
+            if resume is None:
+                break
+            if resume > lower:  # else damage: its end is searched for
+                return rows, min(end, _id_behind(resume))
+        return rows, end
+
+    def _skip(self) -> Generator[None, None, None]:
+        """Go on to the next row of any shard, or as far as deleted ones were passed over."""
+        end = self._high
+        for shard in self._shards:
+            rows, resume = self._read(shard, _key(self.at), _key(end), 1)
+            yield
+            if rows:
+                end = min(end, _id_of(rows[0][0]))
+            elif resume is not None:
+                end = min(end, max(self.at, _id_behind(resume)))
+        self.at = end
+
+
+def _key(task_id: int) -> bytes:
+    """The key of the first result that has this id or a later one."""
+    return RESULT_END if task_id >= IDS else RESULT + task_id.to_bytes(16, "big")
+
+
+def _id_of(key: bytes) -> int:
+    """The id in a key, or the first one behind a key that is cut."""
+    return int.from_bytes(key[2:18].ljust(16, b"\0"), "big")
+
+
+def _id_behind(resume: bytes) -> int:
+    """The first id that is not looked at yet, where a scan goes on at ``resume``."""
+    return _id_of(resume) + (len(resume) > 18)

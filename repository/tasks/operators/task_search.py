@@ -1,10 +1,10 @@
 """Search for the tasks that a filter means, page by page, within a budget.
 
 Queues one after another, of each its states, of each the tasks in the order of their rows; then, in
-one pass over the results of all queues, those that have ended. Nothing is indexed but what the
-queue needs itself, so a call looks at a bounded number of rows and hands back a cursor. The cursor
-knows the moment the search began: what comes later is not meant, so an end is reached whatever
-others add meanwhile.
+one pass over the results of all queues, those that have ended: the newest id first, or upwards from
+an id. Nothing is indexed but what the queue needs itself, so a call looks at a bounded number of
+rows and hands back a cursor. The cursor knows the moment the search began: what comes later is not
+meant, so an end is reached whatever others add meanwhile.
 
 Rows are read, decoded and compared in a thread (``row_search``, ``lease_search``, ``id_search``).
 The loop knows which queues have rows and which leases there are, and looks again at what was found.
@@ -29,7 +29,16 @@ from ....engine.runtime.task_id import TaskId
 from ....errors import UsageError
 from ...model.arguments import duration_s
 from ...model.encoded_tasks import to_datetime
-from ...model.filters import FILTER_STATES, FINAL, PENDING, Cursor, TaskFilter, id_range
+from ...model.filters import (
+    FILTER_STATES,
+    FINAL,
+    PENDING,
+    Cursor,
+    TaskFilter,
+    check_start,
+    id_range,
+    ordered,
+)
 from ...model.preview_arguments import plain_piece
 from ...model.values import Duration, Task, payload_bytes
 from ...state.engine_state import EngineState
@@ -39,7 +48,7 @@ from ...state.turns import Turns
 from ..lookup import Payloads, find_task, finished_task, indexed_task, row_task
 from ..task_list import UNREADABLE, leased_now
 from .history import HISTORY_STATES
-from .id_search import IdSearch
+from .id_search import IdSearch, RisingIdSearch
 from .lease_search import leased_pages
 from .row_search import FOUND_MAX, Place, RowRange, RowSearch, RowTest
 
@@ -69,6 +78,7 @@ class TaskSearch:
         wanted: int = FOUND_MAX,
         *,
         looks_again: bool = False,
+        start: bytes = b"",
     ) -> None:
         """A search.
 
@@ -79,17 +89,23 @@ class TaskSearch:
             payloads: what is shown of payloads and headers.
             wanted: tasks that are enough for a page.
             looks_again: leaves out what has moved on since a thread read it: for what is shown.
+            start: the id behind which ended tasks are listed, the oldest first; empty: that is not
+                the order.
         """
         if not isinstance(meant, TaskFilter):
             raise UsageError(f"expected a lodeq.TaskFilter, not {type(meant).__name__}")
+        meant = ordered(meant, start)
         self._state, self._meant, self._payloads = engine_state, meant, payloads
         self._tenant = None if meant.tenant is None else meant.tenant.encode()
         self._wanted, self._looks_again = wanted, looks_again
-        start = None if cursor is None else Cursor.of(cursor)
-        self.started_us = engine_state.clock.wall_us() if start is None else start.started_us
+        self._start = start
+        at = None if cursor is None else Cursor.of(cursor)
+        if at is not None:
+            check_start(at.start, start)
+        self.started_us = engine_state.clock.wall_us() if at is None else at.started_us
         # A sequence number is a time; a store opened to be read has drawn none.
-        self.seq = max(engine_state.seq, self.started_us) if start is None else start.seq
-        self.at: Cursor | None = start
+        self.seq = max(engine_state.seq, self.started_us) if at is None else at.seq
+        self.at: Cursor | None = at
         self.looks = 0  # rows looked at, and tenant queues passed
         self.bytes = 0  # of results
         self._now = to_datetime(self.started_us)
@@ -127,7 +143,7 @@ class TaskSearch:
                 for shard in shards_meant(state.hosted):  # a row may be of a group not durable yet
                     await state.commit_barrier(shard)
                 state.check()
-                self.at = Cursor(*place, self.started_us, self.seq)
+                self.at = Cursor(*place, self.started_us, self.seq, self._start)
                 yield page
         self.at = None
 
@@ -369,10 +385,8 @@ class TaskSearch:
         low, high = id_range(self._digits)
         if self._meant.newer_than is not None:  # an id is drawn when its task is stored
             low = max(low, self._since_us(self._meant.newer_than) // 1000 << 80)
-        at = min(int.from_bytes(place.position, "big"), high) if place.position else high
-        search = IdSearch(
-            self._state, at, self._ended_task, bytes_max=BYTES_MAX, looks_max=LOOKS_MAX, low=low
-        )
+        search = self._by_id(place.position, low, high)
+        step = 1 if self._start else 0  # a cursor has the last id that was looked at
         looks = size = 0
         while not search.is_over:
             page = await search.window()
@@ -380,7 +394,29 @@ class TaskSearch:
             self.bytes += search.bytes - size
             looks, size = search.looks, search.bytes
             if not search.is_over or page:
-                yield page, place._replace(position=search.at.to_bytes(17, "big"))
+                yield page, place._replace(position=(search.at - step).to_bytes(17, "big"))
+
+    def _by_id(self, position: bytes, low: int, high: int) -> IdSearch[Task]:
+        """The search through ids from ``low`` to below ``high`` that goes on at a position."""
+        at = int.from_bytes(position, "big")
+        if not self._start:
+            return IdSearch(
+                self._state,
+                min(at, high) if position else high,
+                self._ended_task,
+                bytes_max=BYTES_MAX,
+                looks_max=LOOKS_MAX,
+                low=low,
+            )
+        return RisingIdSearch(
+            self._state,
+            max(low, at + 1, int.from_bytes(self._start, "big") + 1),
+            self._ended_task,
+            bytes_max=BYTES_MAX,
+            looks_max=LOOKS_MAX,
+            high=high,
+            found_max=self._wanted,
+        )
 
     def _since_us(self, age: Duration) -> int:
         return self.started_us - int(duration_s(age, "age") * 1e6)

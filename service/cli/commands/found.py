@@ -127,7 +127,11 @@ def _pairs(given: Iterable[str], form: str) -> dict[str, str]:
 @_filter_options
 @click.option("--count", "is_count", is_flag=True, help="Only say how many there are.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True)
-@click.option("--cursor", help="Go on where an earlier page ended.")
+@click.option("--cursor", help="Go on where an earlier page ended, with the same options.")
+@click.option(
+    "--oldest-first", is_flag=True, help="Ended tasks by rising ids: as they were enqueued."
+)
+@click.option("--after", metavar="ID", help="With --oldest-first: only what is behind this id.")
 @click.option(
     "--export",
     "out",
@@ -146,6 +150,8 @@ def find(
     is_count: bool,
     out: str | None,
     payload: bool,
+    oldest_first: bool,
+    after: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -160,17 +166,24 @@ def find(
         is_count: print their number only.
         out: a file for all of them that does not exist.
         payload: with payloads, in the file.
+        oldest_first: ended tasks, by rising ids.
+        after: an id, with ``oldest_first``.
         as_json: print JSON lines instead of a table.
         options: of the filter.
     """
     meant = _filter(options)
+    if after is not None and not oldest_first:
+        raise UsageError("--after goes with --oldest-first: what was enqueued after a task")
+    if oldest_first and is_count:
+        raise UsageError("--count has no order: leave --oldest-first out")
+    order: dict[str, Any] = {"oldest_first": oldest_first, "after": after}
     if out is not None:
         others = ("limit", "cursor", "is_count", "as_json")
         for name in others:
             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
                 text = name.removeprefix("is_").removeprefix("as_")
                 raise UsageError(f"--export writes all that is found: leave --{text} out")
-        n = run(lambda: _export(store, meant, out, payload))
+        n = run(lambda: _export(store, meant, out, payload, order))
         click.echo(f"{n:,} tasks exported to {shown(out)}")
         return
     if payload:
@@ -190,14 +203,15 @@ def find(
             has_cut_previews = False
             at = cursor
             while len(found) < limit:
-                page = await engine.find(meant, limit=min(FOUND_MAX, limit - len(found)), cursor=at)
+                most = min(FOUND_MAX, limit - len(found))
+                page = await engine.find(meant, limit=most, cursor=at, **order)
                 has_cut_previews |= page.has_cut_previews
                 found += page
                 at = page.cursor
                 if at is None:
                     break
             if at is not None:
-                more = await engine.find(meant, limit=1, cursor=at)
+                more = await engine.find(meant, limit=1, cursor=at, **order)
                 at = None if not more.tasks and more.cursor is None else at
             if not found:
                 await note_nothing_found(engine, meant.queue, meant.tenant, meant.function)
@@ -236,14 +250,16 @@ def _format_of(store: str, out: str) -> str:
     return suffix
 
 
-async def _export(store: str, meant: TaskFilter, out: str, payloads: bool) -> int:
+async def _export(
+    store: str, meant: TaskFilter, out: str, payloads: bool, order: dict[str, Any]
+) -> int:
     """Write all that is found to a file that is there only when it is whole; return how many."""
     suffix = _format_of(store, out)
     n = 0
 
     async def counted(engine: Engine, steps: Steps) -> AsyncIterator[Task]:
         nonlocal n
-        async for task in engine.find_all(meant, payloads=payloads):
+        async for task in engine.find_all(meant, payloads=payloads, **order):
             n += 1
             yield task
             steps.step()

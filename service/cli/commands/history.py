@@ -84,7 +84,9 @@ def _moment(text: str) -> datetime:
 @click.option("--until", type=_moment, metavar="MOMENT", help="Ended before then, as --since.")
 @click.option("--text", help="Part of the call, a label or the reason, in any case.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True)
-@click.option("--cursor", help="Go on where an earlier page ended.")
+@click.option("--cursor", help="Go on where an earlier page ended, with the same options.")
+@click.option("--oldest-first", is_flag=True, help="By rising ids: as they were enqueued.")
+@click.option("--after", metavar="ID", help="With --oldest-first: only what is behind this id.")
 @as_json_option
 def history(
     store: str,
@@ -100,12 +102,14 @@ def history(
         store: a store's folder, or the address of a service.
         queue: its name; None for all.
         limit: tasks, 1 to 100,000.
-        cursor: of an earlier page; None begins with the newest.
+        cursor: of an earlier page; None begins.
         as_json: print JSON lines instead of a table.
         options: what is meant, as ``Engine.history`` takes it.
     """
     if options["since"] and options["until"] and options["until"] <= options["since"]:
         raise UsageError("--until must be after --since: nothing ended between them")
+    if options["after"] is not None and not options["oldest_first"]:
+        raise UsageError("--after goes with --oldest-first: what was enqueued after a task")
 
     async def look() -> tuple[list[Result], str | None]:
         found: list[Result] = []

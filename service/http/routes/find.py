@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import cast
 
+from msgspec import UNSET
 from starlette.responses import Response
 
 from ....client.documents.records import task_doc
@@ -37,7 +38,14 @@ async def find(context: RequestContext, document: schemas.Find) -> Response:
     """List a page of the tasks that a filter means."""
     meant, view = filter_of(document.filter), context.server.view
     payloads: Payloads = "stored" if document.payloads else "none"
-    found = await view.find(meant, document.limit, document.cursor, payloads)
+    found = await view.find(
+        meant,
+        document.limit,
+        document.cursor,
+        payloads,
+        oldest_first=document.oldest_first,
+        after=None if document.after is UNSET else document.after,
+    )
     docs = (task_doc(context.out, task, None) for task in found)
     rest = {
         "cursor": found.cursor,

@@ -46,7 +46,7 @@ async def attempts(context: RequestContext) -> Response:
     names=history_queue,
 )
 async def history(context: RequestContext, query: schemas.HistoryQuery) -> Response:
-    """List a page of ended tasks, those that were enqueued last first."""
+    """List a page of ended tasks, those that were enqueued last first, or the oldest first."""
     queue = _given(query.queue)
     meant = HistoryFilter(
         queue=None if queue is None else check_name(queue, "queue"),
@@ -58,7 +58,14 @@ async def history(context: RequestContext, query: schemas.HistoryQuery) -> Respo
         text=_given(query.text),
     )
     view, cursor = context.server.view, _given(query.cursor)
-    page = await view.history(meant, query.limit, cursor, _PAGE_BYTES)
+    page = await view.history(
+        meant,
+        query.limit,
+        cursor,
+        _PAGE_BYTES,
+        oldest_first=query.oldest_first,
+        after=_given(query.after),
+    )
     docs = (result_doc(context.out, one, None) for one in page)
     rest = {
         "cursor": page.cursor,

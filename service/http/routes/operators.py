@@ -272,6 +272,7 @@ async def configure(context: RequestContext, document: schemas.Configure) -> Res
         "takes_dependencies": bool,
         "takes_dead_claims": bool,
         "stream_bytes_max": schemas.Count,
+        "lists_oldest_first": bool,
         "processes": dict[str, str] | None,
     },
     needs=ANY,
@@ -300,6 +301,7 @@ async def engine(context: RequestContext) -> Response:
         "takes_dependencies": True,
         "takes_dead_claims": True,
         "stream_bytes_max": server.view.stream_bytes_max,
+        "lists_oldest_first": True,
         "processes": server.view.processes(),
     }
     return context.answer(doc)

@@ -49,6 +49,38 @@ def test_a_failing_job_is_found_by_its_argument_and_sent_back_with_those_like_it
     }
 
 
+def test_ended_tasks_are_read_on_from_an_id(store):
+    with lodeq.sync.open(store) as engine:
+        for lease in engine.queue("mail").claim(limit=3):
+            lease.complete()
+    rising = ["find", store, "--queue", "mail", "--oldest-first"]
+    first, second, third = [one["id"] for one in objects(*rising)]
+    assert first < second < third
+    assert [one["id"] for one in objects(*rising, "--after", first)] == [second, third]
+    assert objects(*rising, "--after", third) == []
+    page = run(*rising, "--limit", "1", "--json")
+    assert json.loads(page.stdout)["id"] == first
+    cursor = page.stderr.split("--cursor ")[1].strip()
+    assert [one["id"] for one in objects(*rising, "--cursor", cursor)] == [second, third]
+    history = ["history", store, "mail", "--state", "completed", "--oldest-first"]
+    assert [one["id"] for one in objects(*history)] == [first, second, third]
+    assert [one["id"] for one in objects(*history, "--after", second)] == [third]
+    assert len(objects("history", store, "mail", "--oldest-first")) == 6  # and the dead
+    out = f"{store}.jsonl"
+    assert "2 tasks" in run(*rising, "--after", first, "--export", out).stdout
+    with open(out, encoding="utf-8") as file:
+        assert [json.loads(line)["id"] for line in file] == [second, third]
+    for wrong, text in [
+        (["find", store, "--after", first], "--after goes with --oldest-first"),
+        ([*rising, "--count"], "leave --oldest-first out"),
+        ([*rising, "--after", "first"], "is not a UUID"),
+        ([*rising, "--state", "dead"], "list these by themselves"),
+        (["find", store, "--cursor", cursor], "with oldest_first="),
+        (["history", store, "--after", first], "--after goes with --oldest-first"),
+    ]:
+        assert text in run(*wrong, code=2).stderr
+
+
 def test_an_argument_is_a_pattern_and_only_there(store):
     assert run("find", store, "--arg", "n=1", "--count").stdout == "1\n"
     assert run("find", store, "--arg", "N=*", "--count").stdout == "0\n"
