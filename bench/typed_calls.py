@@ -150,8 +150,37 @@ async def limits(folder: str, n: int, count: int) -> dict[str, Any]:
     return {"no limit": alone, "with limits": beside}
 
 
+async def keys(folder: str, n: int, count: int) -> dict[str, Any]:
+    """The same with a label; with a limit of its values, where all have room and where few do."""
+    async with lodeq.open(folder) as engine:
+        await engine.configure("roomy", key_concurrency=f"{2 * CALLERS}/customer")
+        await engine.configure("full", key_concurrency="4/customer")
+
+        async def cycles(name: str, n: int) -> None:
+            queue = engine.queue(name)
+
+            async def caller(number: int) -> None:
+                labels = {"customer": f"c{number % 4}"}
+                for _ in range(n // CALLERS):
+                    await queue.enqueue(b"x" * 100, labels=labels)
+                    (lease,) = await queue.claim(wait=60)
+                    await lease.complete(b"ok")
+
+            await asyncio.gather(*map(caller, range(CALLERS)))
+
+        return await rounds(
+            {
+                "a label, no limit": lambda n: cycles("free", n),
+                "a limit of its values, all with room": lambda n: cycles("roomy", n),
+                "four values with four leases each for 64 callers": lambda n: cycles("full", n),
+            },
+            n,
+            count,
+        )
+
+
 def main() -> None:
-    """Measure both, and print JSON."""
+    """Measure all, and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cycles", type=int, default=640)
     parser.add_argument("--rounds", type=int, default=61)
@@ -160,6 +189,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found["calls"] = asyncio.run(calls(f"{folder}/calls", given.cycles, given.rounds))
         found["limits"] = asyncio.run(limits(f"{folder}/limits", given.cycles, given.rounds))
+        found["keys"] = asyncio.run(keys(f"{folder}/keys", given.cycles, given.rounds))
     found["load after"] = os.getloadavg()
     print(json.dumps(found, indent=1))
 

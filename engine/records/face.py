@@ -18,6 +18,7 @@ __all__ = [
     "NO_FACE",
     "PREVIEW_BYTES_MAX",
     "Face",
+    "label_in",
     "pack_face",
     "pack_fields",
     "unpack_face",
@@ -39,6 +40,7 @@ class Face(NamedTuple):
 
 NO_FACE: Final = Face()
 _pack: Final = msgpack.Packer().pack
+_unpack: Final = msgpack.unpackb
 _ERRORS: Final = (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException)
 
 
@@ -60,7 +62,7 @@ def unpack_face(raw: bytes) -> Face:
     if not raw:
         return NO_FACE
     try:
-        function, preview, labels = msgpack.unpackb(raw, max_ext_len=0)
+        function, preview, labels = _unpack(raw, max_ext_len=0)
     except _ERRORS:
         return NO_FACE
     if type(function) is not str or type(preview) is not str or type(labels) is not list:
@@ -68,3 +70,21 @@ def unpack_face(raw: bytes) -> Face:
     if not all(type(label) is str for label in labels):
         return NO_FACE
     return Face(function, preview, tuple(labels))
+
+
+def label_in(raw: bytes, start: str) -> str | None:
+    """The label that begins with ``start``, such as ``customer=``; None: there is none.
+
+    As ``unpack_face`` finds it, at half its cost: claims ask for each task.
+    """
+    if not raw:
+        return None
+    try:
+        labels = _unpack(raw, max_ext_len=0)[2]
+        for label in labels:
+            if label.startswith(start):
+                found: str = label
+                return found
+    except (*_ERRORS, IndexError, AttributeError):
+        pass
+    return None

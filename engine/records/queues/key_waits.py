@@ -14,7 +14,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from ..face import unpack_face
+from ..face import label_in
 from ..keyspace import DUE_AT, SEQ_AT
 
 __all__ = [
@@ -40,11 +40,8 @@ def key_hash(label: str) -> int:
 
 def label_key(face: bytes, start: str) -> int:
     """The key of the label that begins with ``start``, such as ``customer=``; ``NO_KEY``: none."""
-    if face:
-        for label in unpack_face(face).labels:
-            if label.startswith(start):
-                return key_hash(label)
-    return NO_KEY
+    label = label_in(face, start)
+    return NO_KEY if label is None else key_hash(label)
 
 
 def first_due(key: int) -> int:

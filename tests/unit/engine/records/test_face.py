@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_digest
 
-from lodeq.engine.records.face import NO_FACE, Face, pack_face, unpack_face
+from lodeq.engine.records.face import NO_FACE, Face, label_in, pack_face, unpack_face
 from lodeq.engine.records.result import ResultRecord, decode_result, encode_result
 from lodeq.engine.records.task import (
     NO_GHOST,
@@ -130,6 +130,18 @@ def test_what_is_no_face_shows_as_none(raw: bytes) -> None:
     assert isinstance(found, Face)
     if found != NO_FACE:
         assert unpack_face(pack_face(found)) == found
+
+
+@given(st.binary(max_size=30))
+def test_a_label_of_what_is_no_face_is_none(raw: bytes) -> None:
+    found = label_in(raw, "a=")
+    assert found is None or found.startswith("a=")
+
+
+def test_a_label_is_found_by_its_name() -> None:
+    raw = pack_face(Face("a=0", "a=1", ("ba=2", "a=3", "a=4")))
+    assert (label_in(raw, "a="), label_in(raw, "b="), label_in(b"", "a=")) == ("a=3", None, None)
+    assert label_in(msgpack.packb(["f", "p", [b"a=1"]]), "a=") is None
 
 
 def test_other_types_show_as_none() -> None:
