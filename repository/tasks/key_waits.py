@@ -66,9 +66,10 @@ def admits(state: EngineState, shard_queue: ShardQueue, row: Row, record: bytes)
     limit = tenant_queue.queue_state.key_limit
     key = limit.key_of(face_of_record(record)) if limit is not None else NO_KEY
     if limit is not None and key:
-        if limit.free(tenant_queue.tenant, key) <= 0:
+        one = tenant_queue.tenant, key
+        if limit.free(one) <= 0:
             return False
-        limit.enter(tenant_queue.tenant, key, row[1])
+        limit.enter(one, row[1])
         state.key_limits.woken.pop(row[1], None)
     return True
 
@@ -120,7 +121,7 @@ class KeyWaits:
             limit = tenant_queue.queue_state.key_limit
             if limit is None or tenant_queue.is_dropped:
                 continue  # all of its rows are let go
-            count = min(count, limit.free(tenant_queue.tenant, key))
+            count = min(count, limit.free((tenant_queue.tenant, key)))
             for _ in range(count):
                 try:
                     if not self._let_first_go(tenant_queue, key):
@@ -234,4 +235,4 @@ class KeyWaits:
         task = attempt(decode_task, shard_queue.shard.overlay.get(TASK + row_key[ID_AT:]))
         if limit is None or (task is not None and limit.key_of(task.face) != key):
             return _NO_END
-        return limit.free(tenant_queue.tenant, key)
+        return limit.free((tenant_queue.tenant, key))

@@ -229,11 +229,13 @@ def take_one(
     if record is None or expires_ms or shard.coalescer.status > STALLED or attempts >= ATTEMPTS_MAX:
         return None
     times, policy, ghost, _, n_payload, n_face = lease_fields(record)
-    key_limit, limit_key = queue_state.key_limit, NO_KEY
+    key_limit, limit_key = queue_state.key_limit, None
     if key_limit is not None and n_face:
-        limit_key = key_limit.key_of(record_face(record, n_payload, n_face))
-        if limit_key and key_limit.free(tenant_queue.tenant, limit_key) <= 0:
-            return None  # the general way sets it aside, and looks behind it
+        key_hash = key_limit.key_of(record_face(record, n_payload, n_face))
+        if key_hash != NO_KEY:
+            limit_key = tenant_queue.tenant, key_hash
+            if key_limit.free(limit_key) <= 0:
+                return None  # the general way sets it aside, and looks behind it
     group = shard.coalescer.begin(
         500
     )  # before anything is counted down: it may seal the group before
@@ -300,9 +302,10 @@ def take_one(
     state.held_bytes -= size
     if queue_state.limit is not None:
         state.queue_limits.granted_one(queue_state, now_mono)
-    if key_limit is not None and limit_key:
-        key_limit.enter(tenant_queue.tenant, limit_key, raw_id)
-        state.key_limits.woken.pop(raw_id, None)
+    if key_limit is not None and limit_key is not None:
+        key_limit.enter(limit_key, raw_id)
+        if state.key_limits.woken:
+            state.key_limits.woken.pop(raw_id, None)
     if claim_set is not None and slot is not None:
         advance(state, claim_set, nth, slot)
     elif state.claim_sets.sets and not tenant_queue.ready:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Final, TypeAlias
 
 from ....coalescer.group import Group
 from ....coalescer.shard_status import FAILED
@@ -29,6 +30,11 @@ from .queue_rules import QueueRules
 __all__ = ["KeyLimit", "KeyLimits", "face_of_record"]
 
 
+TenantKey: TypeAlias = tuple[bytes, int]
+LABELS_ALONE: Final = b"\x93\xa0\xa0"  # how a face without function and preview begins
+KEYS_KEPT: Final = 1024
+
+
 def face_of_record(record: bytes) -> bytes:
     """The face of a task record."""
     _, _, _, _, n_payload, n_face = lease_fields(record)
@@ -38,25 +44,32 @@ def face_of_record(record: bytes) -> bytes:
 class KeyLimit:
     """The limit of one queue: ``n`` leases at once for each key and tenant."""
 
-    __slots__ = ("_start", "by_task", "live", "n")
+    __slots__ = ("_keys", "_start", "by_task", "live", "n")
 
     def __init__(self, n: int, label: str) -> None:
         self.n = n
         self._start = label + "="
-        self.live: dict[tuple[bytes, int], int] = {}  # by tenant and key
-        self.by_task: dict[bytes, tuple[bytes, int]] = {}  # of leased tasks
+        self._keys: dict[bytes, int] = {}  # of faces that are nothing but labels: few, as a rule
+        self.live: dict[TenantKey, int] = {}
+        self.by_task: dict[bytes, TenantKey] = {}  # of leased tasks
 
     def key_of(self, face: bytes) -> int:
         """The key of a task with this face; ``NO_KEY``: no limit holds for it."""
-        return label_key(face, self._start)
+        key = self._keys.get(face)
+        if key is None:
+            key = label_key(face, self._start)
+            if face.startswith(LABELS_ALONE):
+                if len(self._keys) >= KEYS_KEPT:
+                    self._keys.clear()
+                self._keys[face] = key
+        return key
 
-    def free(self, tenant: bytes, key: int) -> int:
+    def free(self, one: TenantKey) -> int:
         """How many more may be leased now."""
-        return self.n - self.live.get((tenant, key), 0)
+        return self.n - self.live.get(one, 0)
 
-    def enter(self, tenant: bytes, key: int, task_id: bytes) -> None:
+    def enter(self, one: TenantKey, task_id: bytes) -> None:
         """A task of the key is leased."""
-        one = tenant, key
         self.by_task[task_id] = one
         self.live[one] = self.live.get(one, 0) + 1
 
@@ -156,7 +169,7 @@ class KeyLimits:
         is_known = lease.shard_queue.shard.coalescer.status < FAILED
         key = limit.key_of(lease.face) if is_known and not lease.flags & DEAD_LEASE else NO_KEY
         if key:
-            limit.enter(lease.shard_queue.tenant_queue.tenant, key, lease.task_id)
+            limit.enter((lease.shard_queue.tenant_queue.tenant, key), lease.task_id)
 
     def ended(self, lease: LeaseState) -> None:
         """A lease is over."""
