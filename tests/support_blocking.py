@@ -18,14 +18,20 @@ import lodeq.testing
 from lodeq.client.blocking.engine import SyncRemoteEngine
 from lodeq.client.blocking.lease import SyncRemoteLease
 from lodeq.client.blocking.leases import SyncRemoteLeaseStream
+from lodeq.client.blocking.payload import SyncRemotePayloadReader
 from lodeq.client.blocking.queue import SyncRemoteQueue
 from lodeq.client.calls import Session, engine_call
 from lodeq.client.transport.transport import SyncTransport, Target
 from lodeq.repository.api.threads.sync_engine import SyncEngine
-from lodeq.repository.api.threads.thread_leases import ThreadLease, ThreadLeaseStream
+from lodeq.repository.api.threads.thread_leases import (
+    ThreadLease,
+    ThreadLeaseStream,
+    ThreadPayloadReader,
+)
 from lodeq.repository.api.threads.thread_queue import ThreadQueue
 from lodeq.repository.model.flows.sync_workflow_handle import SyncWorkflow
 from lodeq.repository.model.flows.workflow_handle import Workflow
+from lodeq.repository.tasks.streamed_payloads import PayloadReader
 from lodeq.service.http.app import make_app
 
 TWINS = {
@@ -37,6 +43,8 @@ TWINS = {
     SyncRemoteLease: lodeq.Lease,
     ThreadLeaseStream: lodeq.LeaseStream,
     SyncRemoteLeaseStream: lodeq.LeaseStream,
+    ThreadPayloadReader: PayloadReader,
+    SyncRemotePayloadReader: PayloadReader,
     SyncWorkflow: Workflow,
 }
 _OVER = object()

@@ -36,6 +36,7 @@ __all__ = [
     "DEAD_LEASE",
     "EXPORTED",
     "LEASE_BODY",
+    "LEASE_END_US",
     "LEASE_HEAD",
     "LEASE_MARK",
     "MOVED_FLAG",
@@ -63,7 +64,7 @@ MOVED_FLAG: Final = 2
 BODY_LEASE: Final = 4  # both are those of the index row, one bit up
 RESTARTED: Final = 16
 DEAD_LEASE: Final = 32
-_END_US: Final = 125_000
+LEASE_END_US: Final = 125_000  # an eighth of a second
 _END_MAX: Final = (1 << 31) - 1  # eighths of a second: 8 years
 
 
@@ -93,13 +94,13 @@ class LeaseRecord(NamedTuple):
 
 def ends_us(record: LeaseRecord) -> int:
     """When a lease ends, in wall microseconds, as its row has it: it knows no heartbeats."""
-    after_us = record.end * _END_US if record.end else record.lease_ms * 1000
+    after_us = record.end * LEASE_END_US if record.end else record.lease_ms * 1000
     return record.leased_us + after_us
 
 
 def ending_at(record: LeaseRecord, until_us: int) -> LeaseRecord:
     """The same lease with another end, rounded up to an eighth of a second."""
-    end = -((record.leased_us - until_us) // _END_US) or 1
+    end = -((record.leased_us - until_us) // LEASE_END_US) or 1
     return record._replace(end=max(-_END_MAX, min(end, _END_MAX)))
 
 

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from .frame import CHECKSUM_BYTES
+from .patterns import has_parts
 from .result import HAS_FACE, RESULT_HEAD
 
-__all__ = ["ANY_TIME", "ResultGlance", "has_parts"]
+__all__ = ["ANY_TIME", "ResultGlance"]
 
 ANY_TIME: Final = (-(1 << 63), (1 << 63) - 1)
 _LEAST: Final = RESULT_HEAD.size + CHECKSUM_BYTES
@@ -28,17 +29,6 @@ _lengths: Final = struct.Struct("<IHBB").unpack_from
 _CUT: Final = "…".encode()
 _CUT_MIN: Final = 252  # a face with a longer preview may have lost the end of it
 _UNSURE: Final = "\ufffd"  # stands for bytes that are no text
-
-
-def has_parts(pattern: str, text: str) -> bool:
-    """Whether a text has the parts of a pattern that ``*`` divides, in their order."""
-    at = 0
-    for part in pattern.split("*"):
-        at = text.find(part, at)
-        if at < 0:
-            return False
-        at += len(part)
-    return True
 
 
 class ResultGlance:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, overload
 import msgpack
 
 from ...engine.records.keyspace import check_name
-from ...engine.records.result_glance import has_parts
+from ...engine.records.patterns import has_parts
 from ...engine.runtime.ids import is_task_id
 from ...engine.runtime.task_id import TaskId
 from ...errors import UsageError

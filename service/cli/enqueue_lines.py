@@ -54,6 +54,9 @@ def lines_of(read: Callable[[], bytes], has_more: Callable[[], bool]) -> Iterato
         *whole, rest = data.split(b"\n")
         for line in whole:
             number += 1
+            if begun_bytes + len(line) > INPUT_BYTES_MAX:
+                yield [*waiting, (number, None)]
+                return
             waiting.append((number, b"".join([*begun, line])))
             begun.clear()
             begun_bytes = 0

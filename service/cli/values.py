@@ -29,9 +29,9 @@ __all__ = [
     "stdin_bytes",
 ]
 
-# No task is as large, whatever its JSON has beside the value: more is refused before it is read.
+# What is read whole: a line, or JSON. More is refused before it is read.
 INPUT_BYTES_MAX: Final = 16 << 20
-TOO_LONG: Final = f"more than {INPUT_BYTES_MAX >> 20} MiB: no task can be that large"
+TOO_LONG: Final = f"more than {INPUT_BYTES_MAX >> 20} MiB: a larger payload comes by --file, raw"
 # States as other systems call them.
 _OTHER_WORDS: Final[Mapping[str, str]] = {
     "failed": "dead",

@@ -79,7 +79,8 @@ def make_app(
     for one in OPERATIONS:
         path, endpoint = f"/v1{one.path}", _endpoint(server, one)
         own.append(Route(path, endpoint, methods=[one.method], name=one.name))
-        direct[one.method, path] = endpoint
+        if "{" not in path:
+            direct[one.method, path] = endpoint
     own.append(Route("/v1/openapi.json", _openapi))
     app = Starlette(
         routes=[*own, *routes],

@@ -267,7 +267,7 @@ def _of(
     rate: float = 0.06,
 ) -> Target:
     return Target(
-        (f"segments.formats.{covers}.decode",),
+        (f"segments.{covers}.decode",),
         example,
         decode,
         errors=(SegmentCorruptError,),
@@ -277,9 +277,9 @@ def _of(
 
 
 SEGMENT_FILES = {
-    "sqs": _of("sqs", _sqs, _decode_sqs, _fix_sqs),
-    "rdq": _of("rdq", _rdq, _decode_rdq),
-    "ledgerq": _of("ledgerq.codec", _ledgerq, _decode_ledgerq, _fix_ledgerq),
-    "rust_queue": _of("rust_queue.codec", _rust, _decode_rust, _fix_rust),
-    "journal": _of("journal_log", _journal, _decode_journal, _fix_journal),
+    "sqs": _of("formats.sqs", _sqs, _decode_sqs, _fix_sqs),
+    "rdq": _of("formats.rdq", _rdq, _decode_rdq),
+    "ledgerq": _of("formats.ledgerq.codec", _ledgerq, _decode_ledgerq, _fix_ledgerq),
+    "rust_queue": _of("formats.rust_queue.codec", _rust, _decode_rust, _fix_rust),
+    "journal": _of("journal.log_walk", _journal, _decode_journal, _fix_journal),
 }

@@ -30,7 +30,6 @@ from lodeq.segments.journal import small_files as small
 __all__ = ["SEGMENT_TARGETS", "headers"]
 
 SQS, RDQ, LEDGERQ = Sqs(), Rdq(), lq.LedgerQ()
-F = "segments.formats."
 
 
 def _short(raw: bytes, least: int) -> None:
@@ -302,7 +301,7 @@ def _of(
     rate: float = 0.4,
 ) -> Target:
     return Target(
-        tuple(F + name for name in covers.split()),
+        tuple(f"segments.{name}" for name in covers.split()),
         example,
         decode,
         encode,
@@ -314,45 +313,47 @@ def _of(
 
 
 SEGMENT_TARGETS = {
-    "journal_header": _of("journal.decode_header",
+    "journal_header": _of("journal.log_format.decode_header",
         lambda r: journal.encode_header(_q(r), _q(r)), journal.decode_header,
         lambda v: journal.encode_header(*v), lambda raw: _sealed(raw[:64])),
     "journal_frame": _of(
-        "journal.decode_head journal.decode_frame journal._decode_rich journal._decode_meta",
+        "journal.log_format.decode_head journal.log_format.decode_frame "
+        "journal.log_format._decode_rich journal.log_format._decode_meta",
         _frame, _decode_frame, _encode_frame, _fix_frame),
-    "position": _of("journal_small.decode_position",
+    "position": _of("journal.small_files.decode_position",
         _slots, _decode_slots, _encode_slots, _fix_slots),
-    "journal_index": _of("journal_small.decode_index",
+    "journal_index": _of("journal.small_files.decode_index",
         _log_index, _decode_log_index, small.encode_index, _sealed),
-    "place": _of("journal_small.decode_place",
+    "place": _of("journal.small_files.decode_place",
         lambda r: small.encode_place(small.TailerPosition(_q(r), _q(r))), small.decode_place,
         small.encode_place, _sealed),
-    "sqs_record": _of("sqs.decode", _sqs, _exact(SQS.decode, _encode_sqs), fix=_fix_sqs),
-    "rdq_record": _of("rdq.decode",
+    "sqs_record": _of("formats.sqs.decode", _sqs, _exact(SQS.decode, _encode_sqs), fix=_fix_sqs),
+    "rdq_record": _of("formats.rdq.decode",
         lambda r: RDQ.encode(_id(r), _b(r, 60)), _exact(RDQ.decode, _encode_rdq)),
-    "rust_record": _of("rust_queue.codec.decode",
+    "rust_record": _of("formats.rust_queue.codec.decode",
         _rust, _exact(RustQueue(Variant.CRC32).decode, _encode_rust), fix=_fix_rust),
-    "rust_index": _of("rust_queue.index.decode_index",
+    "rust_index": _of("formats.rust_queue.index.decode_index",
         _rust_index, index.decode_index, index.encode_index),
-    "rust_manifest": _of("rust_queue.index.decode_manifest rust_queue.index._decode_path",
+    "rust_manifest": _of(
+        "formats.rust_queue.index.decode_manifest formats.rust_queue.index._decode_path",
         _rust_manifest, index.decode_manifest, index.encode_manifest,
         _fix_manifest),
-    "rust_current": _of("rust_queue.index.decode_current",
+    "rust_current": _of("formats.rust_queue.index.decode_current",
         lambda r: bytes((r.choice((1, 2)),)), index.decode_current,
         index.encode_current),
-    "ledgerq_record": _of("ledgerq.codec.decode ledgerq.codec._decode_headers",
+    "ledgerq_record": _of("formats.ledgerq.codec.decode formats.ledgerq.codec._decode_headers",
         _ledgerq, _decode_ledgerq, lq.encode, _fix_ledgerq, rate=0.2),
-    "ledgerq_header": _of("ledgerq.codec.decode_header",
+    "ledgerq_header": _of("formats.ledgerq.codec.decode_header",
         lambda r: lq.encode_header(lq.SegmentHeader(_q(r), _q(r), _q(r), _q(r))),
         lq.decode_header, lq.encode_header, _fix_crc32c(60), rate=0.2),
-    "ledgerq_index": _of("ledgerq.index.decode_index",
+    "ledgerq_index": _of("formats.ledgerq.index.decode_index",
         _lq_index, lq_index.decode_index, lq_index.encode_index, _fix_crc32c(28),
         is_canonical=True),
-    "ledgerq_meta": _of("ledgerq.state.decode_metadata",
+    "ledgerq_meta": _of("formats.ledgerq.state.decode_metadata",
         lambda r: state.encode_metadata(state.Metadata(1 + _q(r), 1 + _q(r))),
         state.decode_metadata, state.encode_metadata, is_canonical=True),
-    "ledgerq_retry": _of("ledgerq.state.decode_retry",
+    "ledgerq_retry": _of("formats.ledgerq.state.decode_retry",
         _retry, state.decode_retry, state.encode_retry, rate=0.2),
-    "ledgerq_dedup": _of("ledgerq.state.decode_dedup",
+    "ledgerq_dedup": _of("formats.ledgerq.state.decode_dedup",
         _dedup, state.decode_dedup, state.encode_dedup, rate=0.2),
 }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...records.lease import DEAD_LEASE, EXPORTED, LEASE_BODY, decode_lease
+from ...records.lease import DEAD_LEASE, EXPORTED, LEASE_BODY, LEASE_END_US, decode_lease
 from .page import Numbers, Page, layout, timestamps
 
 __all__ = ["LeasePage"]
@@ -30,6 +30,7 @@ _LEASE = layout(
     queue=("u1", 128),
     tenant=("u1", 129),
     worker=("<u2", 130),
+    end=("<i4", 132),
 )
 
 
@@ -71,5 +72,11 @@ class LeasePage(Page):
     def leased_at(self) -> Any:
         return timestamps(self.field("leased"))
 
+    def until(self) -> Numbers:
+        """When they end: a row that was written after a heartbeat says so."""
+        end, lease_ms = self.field("end"), self.field("lease_ms")
+        after = np.where(end != 0, end * np.int64(LEASE_END_US), lease_ms * np.int64(1000))
+        return np.asarray(self.field("leased") + after)
+
     def lease_until(self) -> Any:
-        return timestamps(self.field("leased") + self.field("lease_ms") * np.int64(1000))
+        return timestamps(self.until())

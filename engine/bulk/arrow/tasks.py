@@ -144,7 +144,7 @@ class TaskPage(FacePage):
             found["attempts"][at] = page.field("attempts")
             found["ready"][at] = page.field("seq")
             found["leased"][at] = page.field("leased")
-            found["until"][at] = page.field("leased") + page.field("lease_ms") * np.int64(1000)
+            found["until"][at] = page.until()
         held = (found["state"] == _DELAYED) & (found["due"] >= HELD_MS)
         found["state"][held] = _WAITING
         found["due"][held] = 0

@@ -8,8 +8,6 @@ from support_cli import make, run
 import lodeq
 from lodeq.service.cli.connection import check_folder
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
@@ -24,6 +22,7 @@ def here(tmp_path, monkeypatch):
     assert os.listdir(here) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", ["unix:///x/v.sock", "http://localhost:1", "https://a.example/b"])
 @pytest.mark.parametrize(
     "args",
@@ -50,8 +49,12 @@ def test_an_address_is_no_folder(here, url, args):
     assert "address of a service" in error
 
 
-def test_anything_else_may_be_one():
-    for path in ("a", "/x/unix:", "unix:x", "./http://x"):
+def test_anything_else_may_be_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("a", "/x/unix:", "./unix:x", "./http://x"):
         assert check_folder(path) == path
-    with pytest.raises(lodeq.UsageError):
-        check_folder("unix://x")
+    for path in ("unix://x", "unix:x", "tcp:x:1", "http:/x"):
+        with pytest.raises(lodeq.UsageError, match="address of a service"):
+            check_folder(path)
+    (tmp_path / "unix:x").mkdir()  # a folder that is there is meant
+    assert check_folder("unix:x") == "unix:x"

@@ -11,6 +11,8 @@ import sys
 import pytest
 from support_cli import RUN, SCRIPT, awaits_input, first, make, objects, process, run
 
+from lodeq.service.cli.values import INPUT_BYTES_MAX
+
 pytestmark = pytest.mark.slow
 
 
@@ -55,11 +57,15 @@ class TestLines:
         assert objects("ls", store) == []
 
     def test_a_line_that_is_too_large(self, store):
-        lines = b"a\n\n" + b"x" * (4 << 20) + b"\nb\n"
+        lines = b"a\n\n" + b"x" * (INPUT_BYTES_MAX + 1) + b"\nb\n"
         result = run("enqueue", store, "q", "--lines", stdin=lines, code=1)
-        assert result.stderr.startswith("error: line 3: ")
+        assert result.stderr.startswith("error: line 3: more than ")
         assert "; 1 tasks were enqueued" in result.stderr
         assert ready(store) == 1
+
+    def test_a_line_above_three_mib(self, store):
+        run("enqueue", store, "q", "--lines", stdin=b"a\n" + b"x" * (4 << 20) + b"\nb\n")
+        assert ready(store) == 3
 
     def test_a_line_is_in_before_the_next_one_comes(self, store):
         with process(

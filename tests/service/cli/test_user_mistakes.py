@@ -15,12 +15,13 @@ from support_sources import ROOT
 
 import lodeq.sync
 from lodeq.engine.records.keyspace import STAMP
-from lodeq.engine.records.rows import Stamp, encode_stamp
+from lodeq.engine.records.rows import Stamp, decode_stamp, encode_stamp
 from lodeq.engine.store.rocks import RocksStore, SharedMemory
 
 PAGE = (ROOT / "docs" / "mistakes.md").read_text("utf-8")
 FILES = {block.title: block.text for block in blocks(PAGE)}
 ROW = re.compile(r"^\| `(?P<typed>.+?)` \| `(?P<said>.+?)` \| (?P<status>\d) \|$", re.MULTILINE)
+ANCIENT = encode_stamp(Stamp(0, 1, 0, bytes(16), version=0))  # of a store's shard
 
 
 class Row(NamedTuple):
@@ -43,7 +44,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
         engine.queue("mail").enqueue(b"", function="send", preview="to='ann'")
     shared = SharedMemory(8 << 20)
     store = RocksStore.open(folder / "ancient" / "shard0", shared=shared, create=False)
-    store.write([(STAMP, encode_stamp(Stamp(0, 1, 0, bytes(16), version=0)))])
+    store.write([(STAMP, ANCIENT)])
     store.close()
     return folder
 
@@ -83,6 +84,14 @@ def test_a_mistake_is_answered_as_the_page_says(folder: Path, row: Row) -> None:
     lines = run.stderr.strip().splitlines()[-1:] or run.stdout.splitlines()
     assert any(pattern(row.said).fullmatch(f"{line}\n") for line in lines), lines
     assert "Traceback" not in run.stderr or not row.typed.startswith("lodeq ")
+
+
+def test_formats_are_those_of_today() -> None:
+    said = [row.said for row in ROWS if "ancient" in row.typed]
+    assert len(said) == 2
+    with pytest.raises(lodeq.FormatTooOldError) as raised:
+        decode_stamp(ANCIENT)
+    assert all(one.endswith(f": {raised.value}") for one in said)
 
 
 def test_there_are_over_forty_and_none_is_overlooked() -> None:

@@ -69,7 +69,10 @@ ENGINE = {
     "engine.records.face",  # packs what a caller shows of a task
     "engine.records.frame",
     "engine.records.keyspace",  # checks names
+    "engine.records.patterns",
     "engine.records.policy",
+    "engine.records.queues",
+    "engine.records.queues.queue_settings",  # how a limit of each key is written
     "engine.records.task",  # how many attempts a record counts
     "engine.runtime",
     "engine.runtime.clock",
@@ -80,7 +83,6 @@ ENGINE = {
 REPOSITORY = {"repository", "repository.model"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("script", [ASYNC, BLOCKING], ids=["async", "blocking"])
 async def test_a_client_loads_no_store(script):
     script = (

@@ -1,13 +1,15 @@
-"""A checkpoint's path comes from the caller: whatever is wrong with it is the caller's to mend."""
+"""Paths come from the caller: whatever is wrong with one is the caller's to mend."""
 
 import httpx
 import pytest
 from support_http import asgi_client
 
 import lodeq
+import lodeq.testing
 from lodeq.client.documents.problems import error_of
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
+from lodeq.service.http.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 
@@ -52,3 +54,15 @@ async def test_what_cannot_be_made_there_is_a_conflict(ask):
         answer = await ask(path)
         assert answer.status_code == 409, answer.text
         assert type(error_of(answer.json(), 409)) is lodeq.StorePathError
+
+
+async def test_a_template_sent_as_it_stands_is_a_bad_name():
+    """As of a client that has not filled in the parts of a path."""
+    headers = {"content-type": "application/json"}
+    async with lodeq.testing.open() as engine, asgi_client(make_app(engine)) as client:
+        for one in OPERATIONS:
+            if "{" in one.path:
+                answer = await client.request(
+                    one.method, f"/v1{one.path}", content=b"{}", headers=headers
+                )
+                assert 400 <= answer.status_code < 500, (one.name, answer.text)

@@ -137,6 +137,21 @@ async def test_a_change_counts_a_second_later(engine, clock, file):
     assert await statuses(app, "web", "old", "new") == {"web": 403, "old": 401, "new": 200}
 
 
+async def test_a_file_behind_links_is_followed_to_another(engine, clock, tmp_path):
+    """As Kubernetes mounts a secret: all its versions are folders, and a link names the last."""
+    for version, name in (("one", "web"), ("two", "new")):
+        (tmp_path / version).mkdir()
+        write_tokens(tmp_path / version / "tokens.toml", entry(name, "producer"), mode=0o400)
+    (tmp_path / "data").symlink_to("one")
+    (tmp_path / "tokens.toml").symlink_to("data/tokens.toml")
+    app = make_app(engine, Settings(tokens=TokensFile(tmp_path / "tokens.toml")))
+    assert await statuses(app, "web", "new") == {"web": 200, "new": 401}
+    (tmp_path / "fresh").symlink_to("two")
+    os.replace(tmp_path / "fresh", tmp_path / "data")
+    clock.advance(LOOK_S)
+    assert await statuses(app, "web", "new") == {"web": 401, "new": 200}
+
+
 async def test_between_two_looks_the_file_is_not_asked(engine, clock, file, monkeypatch):
     asked = []
     stat = os.stat

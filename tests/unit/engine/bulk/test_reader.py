@@ -61,6 +61,17 @@ def test_a_folder_that_cannot_be_written_is_read(root):
             path.chmod(0o755)
 
 
+def test_files_that_are_links_are_read(root):
+    """As a tool shows them that keeps the content of files elsewhere."""
+    shutil.move(root / "shard0", root / "real")
+    (root / "shard0").mkdir()
+    for path in (root / "real").iterdir():
+        (root / "shard0" / path.name).symlink_to(path)
+    before = tree(root)
+    assert len(all_rows(root)) == len(ROWS) + 1
+    assert tree(root) == before
+
+
 def test_a_live_store_is_read_as_of_its_opening(root):
     store = RocksStore.open(root / "shard0", shared=SharedMemory(8 << 20), create=False)
     try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from lodeq.service.cli import enqueue_lines
 from lodeq.service.cli.enqueue_lines import chunks_of, in_thread, lines_of
 
 
@@ -28,6 +29,13 @@ def test_what_is_there_is_given_once_nothing_more_comes() -> None:
 def test_half_a_line_is_not_given() -> None:
     found = lines_of(reader(b"a", b"b\n"), lambda: False)
     assert list(found) == [[(1, b"ab")]]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\nc\n"])
+def test_a_line_above_the_limit_ends_the_input(monkeypatch: pytest.MonkeyPatch, end: bytes) -> None:
+    monkeypatch.setattr(enqueue_lines, "INPUT_BYTES_MAX", 4)
+    found = lines_of(reader(b"a\nbbbb\n", b"b" * 4, b"b" + end), lambda: True)
+    assert list(found) == [[(1, b"a"), (2, b"bbbb"), (3, None)]]
 
 
 def test_a_chunk_is_bounded() -> None:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from lodeq.engine.records.result_glance import has_parts
+from lodeq.engine.records.patterns import has_parts
 from lodeq.service.dashboard.pages.charts import bars_of, lines_of
 from lodeq.service.dashboard.text import (
     BRIEF_MAX,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support_bulk import MemoryReader, write_shard
 
@@ -18,7 +18,14 @@ from lodeq.engine.bulk.tables import COLUMNS, columns_of
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
 from lodeq.engine.records.face import Face, pack_face, unpack_face
-from lodeq.engine.records.lease import EXPORTED, LeaseRecord, decode_lease, encode_lease
+from lodeq.engine.records.lease import (
+    DEAD_LEASE,
+    EXPORTED,
+    LeaseRecord,
+    decode_lease,
+    encode_lease,
+    ends_us,
+)
 from lodeq.engine.records.policy import Policy, decode_policy, encode_policy
 from lodeq.engine.records.result import (
     HAS_VALUE,
@@ -104,9 +111,11 @@ def tasks(draw):
     )
 
 
+flags = st.integers(0, 7)
+dead_rows = st.builds(small.encode_index_row, index_rows)
 leases = st.builds(
-    LeaseRecord,
-    st.integers(0, 7),
+    lambda flags, *fields: LeaseRecord(flags[0], *fields, dead_row=flags[1]),
+    st.tuples(flags, st.just(b"")) | st.tuples(flags.map(DEAD_LEASE.__or__), dead_rows),
     u16,
     st.integers(0, 9),
     st.integers(0, 1 << 60),
@@ -258,7 +267,7 @@ def place(rows, id, task):
             "ready_at": at(lease.seq),
             "leased_at": at(lease.leased_us),
             "worker": lease.worker.decode(),
-            "lease_until": at(lease.leased_us + lease.lease_ms * 1000),
+            "lease_until": at(ends_us(lease)),
         }
     if ks.MOVED + id in rows:
         moved = small.decode_moved(rows[ks.MOVED + id])
@@ -324,7 +333,7 @@ def expected_lease(rows, shard, key, value):
             "created_at": at(lease.created_us),
             "ready_at": at(lease.seq),
             "leased_at": at(lease.leased_us),
-            "lease_until": at(lease.leased_us + lease.lease_ms * 1000),
+            "lease_until": at(ends_us(lease)),
             "expires_at": at(lease.expires_ms * 1000),
             "record_bytes": lease.record_bytes,
         }
@@ -400,8 +409,6 @@ EXPECTED = {
 }
 
 
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None)
 @given(shards(), st.integers(1, 5), st.booleans(), st.data())
 def test_columns_say_what_the_decoders_say(rows, size, verify, data):
     reader = MemoryReader(rows, shard=3)
