@@ -85,6 +85,6 @@ def label_in(raw: bytes, start: str) -> str | None:
             if label.startswith(start):
                 found: str = label
                 return found
-    except (*_ERRORS, IndexError, AttributeError):
+    except (*_ERRORS, LookupError, AttributeError):
         pass
     return None

@@ -128,7 +128,7 @@ def test_a_line_without_an_end_is_refused_before_it_is_all_read():
         return b"a\n" + b"x" * (1 << 20) if len(reads) == 1 else b"x" * (1 << 20)
 
     found = list(chunks_of(lines_of(read, lambda: True), parse=False))
-    assert found[-1].bad == "line 2: more than 16 MiB: no task can be that large"
+    assert found[-1].bad == "line 2: more than 16 MiB: a larger payload comes by --file, raw"
     assert found[-1].payloads == [b"a"]
     assert len(reads) <= (INPUT_BYTES_MAX >> 20) + 2
 
