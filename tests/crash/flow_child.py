@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from contextlib import nullcontext, suppress
 
 from crash.tick_child import Fuse
 
@@ -30,8 +31,13 @@ async def fill(engine: lodeq.Engine) -> lodeq.Workflow:
     return flow
 
 
-async def run_all(engine: lodeq.Engine, *, fails: bool) -> list[tuple[str, int]]:
-    """Workers: every task there is. ``fails``: the first two parts die. What joins were seen."""
+async def run_all(
+    engine: lodeq.Engine, *, fails: bool, revokes: bool = False
+) -> list[tuple[str, int]]:
+    """Workers: every task there is. ``fails``: the first two parts die. What joins were seen.
+
+    ``revokes``: a cancel of the process before may go on meanwhile, and take leases back.
+    """
     seen = []
     dead = 2 if fails else 0
     while leases := await engine.claim(["parts", "joins"], limit=2):
@@ -41,11 +47,12 @@ async def run_all(engine: lodeq.Engine, *, fails: bool) -> list[tuple[str, int]]
                 assert all(part.status is not None for part in parts), parts
                 assert len(parts) == PARTS + CHAIN + 1
                 seen.append((str(lease.task_id), lease.attempt))
-            if dead and lease.payload == b"p":
-                dead -= 1
-                await lease.bury("no")
-            else:
-                await lease.complete(b"v")
+            with suppress(lodeq.LeaseLostError) if revokes else nullcontext():
+                if dead and lease.payload == b"p":
+                    dead -= 1
+                    await lease.bury("no")
+                else:
+                    await lease.complete(b"v")
     return seen
 
 
@@ -62,7 +69,8 @@ async def life(fd: int, config: dict) -> None:
         fuse.writes.clear()
         fuse.kills_after = config["kills_after"]
         flow = await fill(engine)
-        tell(["joins", await run_all(engine, fails=config["act"] != "run")])
+        revokes = config["act"] == "cancel" and not config["kills_after"]
+        tell(["joins", await run_all(engine, fails=config["act"] != "run", revokes=revokes)])
         if config["act"] == "redrive":
             tell(["redriven", await flow.redrive()])
         elif config["act"] == "cancel":
