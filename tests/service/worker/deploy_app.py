@@ -32,7 +32,14 @@ async def paced(n: int) -> int:
     return n
 
 
-@app.task("limited", rate="20/s", queue_concurrency=4, max_attempts=50)
+@app.task(
+    "limited",
+    rate="20/s",
+    queue_concurrency=4,
+    key_concurrency="1/customer",
+    limit_by="n",
+    max_attempts=50,
+)
 async def limited(n: int) -> int:
     begin()
     await anyio.sleep(0.05)

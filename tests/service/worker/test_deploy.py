@@ -87,13 +87,13 @@ async def test_a_rate_holds_over_two_processes(served):
 
 
 def starts_and_ends(store, queue):
-    """Starts and ends in a queue by the lifecycle journal: (seconds, +1 or -1), in order."""
+    """Starts and ends in a queue by the lifecycle journal: (seconds, +1 or -1, id), in order."""
     with closing(lodeq.lifecycle.open_tailer(store, "tasks", name="test")) as tailer:
         reader, events = lodeq.lifecycle.Reader(), []
         while records := tailer.read_now(1000):
             events += [event for record in records for event in reader.read(record)]
     return sorted(
-        (event.time_us / 1e6, STEPS[event.kind.name])
+        (event.time_us / 1e6, STEPS[event.kind.name], bytes(event.task_id))
         for event in events
         if event.queue == queue and event.kind.name in STEPS
     )
@@ -108,7 +108,10 @@ async def test_limits_hold_while_one_of_several_processes_is_killed(tmp_path, nu
         assert "serving" in await run_sync(server.line)
         async with lodeq.connect(crew.store) as engine:
             workers = [crew.worker(f"w{i}") for i in range(number)]
-            tasks = [NewTask({"n": n}, max_attempts=50) for n in range(100)]
+            tasks = [
+                NewTask({"n": n}, max_attempts=50, labels={"customer": str(n % 3)})
+                for n in range(100)
+            ]
             receipts = await engine.queue("limited").enqueue_many(tasks)
             for _ in range(10):
                 assert (await run_sync(workers[0].line)).startswith("limited")
@@ -122,12 +125,16 @@ async def test_limits_hold_while_one_of_several_processes_is_killed(tmp_path, nu
         server.signal(signal.SIGTERM)
         assert await run_sync(server.wait) == 0
     steps = starts_and_ends(store, "limited")
-    starts = [at for at, step in steps if step == 1]
+    starts = [at for at, step, _ in steps if step == 1]
     assert len(starts) >= 100
     spans = [last - first for first, last in zip(starts, starts[20:], strict=False)]
     assert min(spans) > 0.99, min(spans)  # by the wall clock; windows are by the monotonic one
-    assert max(itertools.accumulate(step for _, step in steps)) <= 4
-    assert sum(step for _, step in steps) == 0
+    assert max(itertools.accumulate(step for _, step, _ in steps)) <= 4
+    assert sum(step for _, step, _ in steps) == 0
+    customers = {bytes(receipt.id): n % 3 for n, receipt in enumerate(receipts)}
+    for customer in range(3):
+        of_it = [step for _, step, id in steps if customers[id] == customer]
+        assert max(itertools.accumulate(of_it)) == 1, customer
 
 
 class Load:

@@ -60,7 +60,7 @@ async def engine(request, jobs):
 
 
 async def labels(engine, queue):
-    """Of what is there, and of what has run."""
+    """The labels of tasks that are there, and of those that have run."""
     states = [await engine.queue(queue).list(state) for state in ("ready", "completed")]
     return [task.labels for found in states for task in found]
 
@@ -146,6 +146,11 @@ async def test_what_is_not_known_by_name_is_refused(jobs, engine):
     assert await labels(engine, "orders") == []
 
 
+async def test_labels_that_are_none_are_refused_by_name_too(jobs, engine):
+    with pytest.raises(UsageError, match="labels must be a mapping"):
+        await engine.enqueue_function("mail", "send", {"to": "ann"}, labels=["to"])
+
+
 async def test_no_text_is_refused_where_it_is_called(jobs, engine):
     broken = jobs.app.task("broken", key_concurrency="2/to", limit_by=lambda a: a.nobody)(with_to)
     with pytest.raises(UsageError, match=r"with_to\(\): limit_by raised AttributeError"):
@@ -185,7 +190,3 @@ def test_two_functions_of_a_queue_have_one_limit():
 
 
 async def with_to(to: str) -> None: ...
-
-
-def test_an_older_store_of_functions_has_none():
-    assert lodeq.PublishedFunction("mail", "send").limit_by == ()
