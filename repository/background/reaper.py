@@ -117,9 +117,8 @@ class Reaper:
         now = clock.mono()
         until = min(next_mono, now + max(0.0, next_wall_ms - clock.wall_us() / 1000) / 1000)
         until = max(now, min(until, now + LOOK_AGAIN_S))
-        has_more = (
-            state.flows.has_more or state.key_limits.has_unswept
-        )  # nobody was woken while a pass was under way
+        # Nobody was woken while a pass was under way.
+        has_more = state.flows.has_more or state.key_limits.has_unswept
         if has_more:
             until = now
         if until > now or self._is_fruitful or has_more:
@@ -250,13 +249,10 @@ class Reaper:
 
     def _key_slices(self) -> Iterator[dict[Shard, Group]]:
         """Let go what waits for keys that have room: see ``KeyWaits``."""
-        try:
-            for groups in self._state.key_limits.slices():
-                if self._is_stopping:
-                    return
-                yield groups
-        except LodeqError as error:
-            self._failed("what waits for keys", error)
+        for groups in self._state.key_limits.slices():
+            if self._is_stopping:
+                return
+            yield groups
 
     def _failed(self, what: str, error: Exception) -> None:
         """Report a failure once: it is tried again and again, and few anomalies are kept."""

@@ -139,7 +139,7 @@ def rate_text(rate: tuple[int, int]) -> str:
 
 
 def parse_key_concurrency(text: object) -> tuple[int, ...]:
-    """What is stored of ``"2/customer"``: 2 leases at once for each value of the label.
+    """Parse ``"2/customer"``, two leases at once for each value of the label, as it is stored.
 
     The name of the label follows as the bytes of its text, so that a release before this setting
     keeps the row: it knows whole numbers, an even count of them.

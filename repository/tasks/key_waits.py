@@ -91,7 +91,7 @@ def set_aside(
     due_ms = wait_due(limit.key_of(face_of_record(record)) if limit else NO_KEY, priority)
     seq = int.from_bytes(key[SEQ_AT:ID_AT], "big")
     later = delayed_key(shard_queue.prefix, due_ms, seq, task_id)
-    had = attempt(decode_index_row, shard_queue.shard.overlay.get(key))
+    had = attempt(decode_index_row, shard_queue.shard.overlay.get_sound(key))
     reason = had.reason if had is not None else b""  # why it has failed before
     packed = encode_index_row(
         IndexRow(flags | MOVED_ROW, priority, attempts, size, expires_ms, reason)
@@ -164,7 +164,7 @@ class KeyWaits:
             return True  # it is purged
         index, seq = 9 - row.priority, int.from_bytes(row_key[SEQ_AT:ID_AT], "big")
         key = shard_queue.ready_key(shard_queue.ready_prefixes[index], seq, task_id)
-        task = attempt(decode_task, shard_queue.shard.overlay.get(TASK + task_id))
+        task = attempt(decode_task, shard_queue.shard.overlay.get_sound(TASK + task_id))
         moved = None  # who stands where it was enqueued has no row that says so
         if task is None or key != first_key(task_id, task):
             moved = encode_moved(Moved(row.attempts, key))
@@ -198,16 +198,23 @@ class KeyWaits:
                         continue
                     if queue in queues or shard_queue.shard in shards:
                         limits.unswept_queues[queue] = None  # until it is done
-                        yield from self._sweep(shard_queue)
+                        try:
+                            yield from self._sweep(shard_queue)
+                        except LodeqError as error:  # the others' keys do not wait for it
+                            state.anomaly(f"{queue.decode()}: what waits for keys: {error}")
                         if limits.is_held:  # from the beginning, once that is over
                             return
             limits.unswept_queues.pop(queue, None)
 
     def _sweep(self, shard_queue: ShardQueue) -> Iterator[dict[Shard, Group]]:
         start, shard = shard_queue.prefix + DELAYED, shard_queue.shard
-        lower: bytes | None = start + KEY_WAIT_MS.to_bytes(8, "big")
-        upper = prefix_end(start)
+        first, upper = start + KEY_WAIT_MS.to_bytes(8, "big"), prefix_end(start)
+        lower: bytes | None = first
         key, room = NO_KEY, 0
+        rows, resume = shard.overlay.scan_readable(first, upper, 1)
+        if not rows and resume is None:  # all of them wait for other tasks
+            yield {}
+            return
         while lower is not None and shard.coalescer.takes_writes and not self._limits.is_held:
             group = shard.coalescer.begin(SLICE * 256)
             looked = 0
@@ -232,7 +239,7 @@ class KeyWaits:
         """How many rows of a key may go; without end where another limit holds now, or none."""
         tenant_queue = shard_queue.tenant_queue
         limit = tenant_queue.queue_state.key_limit
-        task = attempt(decode_task, shard_queue.shard.overlay.get(TASK + row_key[ID_AT:]))
+        task = attempt(decode_task, shard_queue.shard.overlay.get_sound(TASK + row_key[ID_AT:]))
         if limit is None or (task is not None and limit.key_of(task.face) != key):
             return _NO_END
         return limit.free((tenant_queue.tenant, key))

@@ -16,7 +16,7 @@ __all__ = ["file_slices", "payload_or_slices", "stdin_slices"]
 
 
 def stdin_slices() -> Iterator[bytes]:
-    """What comes from stdin."""
+    """Standard input, in slices."""
     stream = stdin_bytes()
     try:
         number = stream.fileno()
@@ -27,7 +27,7 @@ def stdin_slices() -> Iterator[bytes]:
 
 
 def file_slices(path: str) -> Iterator[bytes]:
-    """What a file holds.
+    """The bytes of a file, in slices.
 
     Raises:
         UsageError: it cannot be read.

@@ -13,6 +13,7 @@ import lodeq
 import lodeq.testing
 from lodeq import ALL_TENANTS
 from lodeq.engine.records.face import unpack_face
+from lodeq.repository.tasks.key_waits import KeyWaits
 from lodeq.testing import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -347,6 +348,45 @@ async def test_it_stands_beside_the_other_limits(engine, clock):
     assert await mail.claim(limit=6) == []  # the rate
     clock.advance(1)
     assert payloads(await mail.claim(limit=6)) == ["b3"]
+
+
+async def test_what_cannot_be_looked_through_holds_no_other_queue_up(engine, clock, monkeypatch):
+    held = []
+    for name in ("mail", "sms"):
+        await engine.configure(name, key_concurrency="1/customer")
+        queue = engine.queue(name, lease=KEEPS)
+        await put(queue, "aa")
+        held += await queue.claim(limit=2)
+    real = KeyWaits._room
+
+    def room(self, shard_queue, *rest):
+        if shard_queue.tenant_queue.queue == b"mail":
+            raise lodeq.StorageError("read")
+        return real(self, shard_queue, *rest)
+
+    monkeypatch.setattr(KeyWaits, "_room", room)
+    for name in ("mail", "sms"):
+        await engine.configure(name, key_concurrency="2/customer")
+    clock.advance(0.01)
+    assert payloads(await engine.queue("sms").claim()) == ["a1"]
+    assert not engine._state.key_limits.has_unswept  # it is not tried again and again
+    assert engine._state.anomalies == ["mail: what waits for keys: read"]
+    engine._state.anomalies.clear()
+    await held[0].complete()  # an end lets it go all the same
+    await turns()
+    assert payloads(await engine.queue("mail").claim()) == ["a1"]
+
+
+async def test_nothing_is_kept_of_what_a_limit_let_go_that_holds_no_more(engine):
+    await engine.configure("mail", key_concurrency="1/customer")
+    mail = engine.queue("mail", lease=KEEPS)
+    await put(mail, "aa")
+    (lease,) = await mail.claim(limit=2)
+    await lease.complete()
+    await turns()
+    assert engine._state.key_limits.woken
+    await engine.configure("mail", key_concurrency=None)
+    assert not engine._state.key_limits.woken
 
 
 # --- crashes ------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ CALLS = {
 
 
 def pattern(modules, calls):
-    """What a file has that imports or calls one of these: parsing all takes seconds."""
+    """A pattern of the lines that import or call one of these: parsing all files takes seconds."""
     imported, called = "|".join(modules), "|".join(map(re.escape, calls))
     return re.compile(
         rf"^ *(?:import|from) .*\b(?:{imported})\b|(?<![\w.])(?:{called})\(", re.MULTILINE

@@ -448,9 +448,9 @@ def task_of_function(
                 "(lodeq enqueue … --app module:app), or give a dedup_key"
             )
         policy["dedup_key"] = key_of_arguments(one.name, one.unique, arguments, one.defaults or {})
-    if one.limit_by and one.limit_by[0] not in given.get("labels", {}):
-        label = label_of_arguments(one.name, one.limit_by, arguments)
-        policy["labels"] = {**given.pop("labels", {}), **label}
+    labels = given.get("labels", {})
+    if one.limit_by and isinstance(labels, Mapping) and one.limit_by[0] not in labels:
+        given["labels"] = {**labels, **label_of_arguments(one.name, one.limit_by, arguments)}
     return NewTask(
         dict(arguments),
         one.queue,

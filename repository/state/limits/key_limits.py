@@ -137,6 +137,9 @@ class KeyLimits:
         if queue_state is not None:
             queue_state.key_limit = limit
         if had is not None:
+            for task_id, (tenant_queue, _) in list(self.woken.items()):
+                if tenant_queue.queue == queue:  # no claim under another limit asks for it
+                    del self.woken[task_id]
             self._sweep(queue)
 
     def adopt(self, queue_state: QueueState) -> None:
@@ -197,7 +200,7 @@ class KeyLimits:
             self._free(*woken)
 
     def forget(self, shard: Shard) -> None:
-        """What is known of the shard's rows holds no more: other rows come, or none."""
+        """Drop all that is known of the shard's rows: other rows come, or none."""
         self.unswept_shards.pop(shard, None)
         for task_id, (tenant_queue, _) in list(self.woken.items()):
             del self.woken[task_id]

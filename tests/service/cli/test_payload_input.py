@@ -15,7 +15,7 @@ LARGE = os.urandom(5 << 20)
 
 @pytest.fixture(params=["folder", "served"])
 def store(request, tmp_path):
-    """What stands for the store on the command line: its folder, or its address."""
+    """The store as the command line names it: its folder, or its address."""
     folder = make(tmp_path / "s")
     if request.param == "folder":
         yield folder
