@@ -44,6 +44,8 @@ __all__ = ["FramedConnection"]
 
 _SWEEPS: Final = 4  # looks for overdue answers in the time that one may take
 _UNSENT_BYTES: Final = 4 << 20
+_AHEAD_MIN: Final = 8  # entries, or tasks of one, that are not kept until the turn ends
+_OF_MANY: Final = frozenset((int(Op.ENQUEUE_MANY), int(Op.CLAIM), int(Op.COMPLETE_MANY)))
 _decode = Decoder().decode
 
 
@@ -252,6 +254,8 @@ class FramedConnection(asyncio.Protocol):
             self._waits[id] = self._loop.time() + wait_s + self._timeout_s
         self._look_later()
         self.put(entry)
+        if operation in _OF_MANY and _n_tasks(operation, members) >= _AHEAD_MIN:
+            self._flush()  # the server begins while this process makes the next
         try:
             return await future
         except BaseException:
@@ -259,7 +263,11 @@ class FramedConnection(asyncio.Protocol):
             raise
 
     def put(self, entry: Any) -> None:
-        """Send an entry, with all others of this turn of the loop."""
+        """Send an entry with the others of this turn of the loop, or with half of them.
+
+        Once as many gather as are unanswered, they go ahead: else the server would wait while
+        this process makes its calls, and this process while the server answers them.
+        """
         out = self._out
         if not out:
             if self._n_sent == 1 and len(self._pending) == 1:  # as it seems nobody else calls
@@ -269,11 +277,17 @@ class FramedConnection(asyncio.Protocol):
                 return
             self._loop.call_soon(self._flush)
         out.append(entry)
+        n = len(out)
+        if n >= _AHEAD_MIN and 2 * n >= len(self._pending) - len(self._waits):
+            self._flush()
 
     def _flush(self) -> None:
-        out, self._out = self._out, []
+        out = self._out
+        if not out:  # they went ahead
+            return
+        self._out = []
         self._n_sent = len(out)
-        if out and self._transport is not None:
+        if self._transport is not None:
             try:
                 data = frames_of(out)
             except (TypeError, ValueError, OverflowError) as exc:  # whoever waits must hear of it
@@ -406,3 +420,11 @@ class FramedConnection(asyncio.Protocol):
         self.lose(error)
         if transport is not None:
             transport.close()
+
+
+def _n_tasks(operation: int, members: tuple[Any, ...]) -> int:
+    """The number of tasks that a request is about."""
+    if operation == Op.CLAIM:
+        limit: int = members[0]
+        return limit
+    return len(members[1] if operation == Op.ENQUEUE_MANY else members[0])
