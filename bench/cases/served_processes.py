@@ -3,7 +3,8 @@
 The CPU time of both sides is counted a call (a cycle is three calls). Redis streams and beanstalkd
 stand in the same rounds with as many processes and callers, over Unix sockets, with the clients
 their users take. beanstalkd's default has no goal: it keeps no result and syncs nothing at an
-acknowledgement. It is shown, because it is the fastest here. The longest turns are those of the
+acknowledgement. It is shown, because it is the fastest here. A lone caller stands beside a server
+that does nothing: three round trips by asyncio take that long. The longest turns are those of the
 server's loop; one server more leaves Python's garbage collector as it is.
 """
 
@@ -50,7 +51,8 @@ class Shape(NamedTuple):
 
 SINGLES = [Shape(processes, callers) for processes in (1, 2, 4) for callers in (1, 32, 128)]
 BATCHES = [Shape(processes, callers, 64) for processes in (1, 2, 4) for callers in (1, 4)]
-COMPARED = [Shape(1, 1), Shape(1, 32), Shape(4, 32)]
+ALONE = Shape(1, 1)
+COMPARED = [ALONE, Shape(1, 32), Shape(4, 32)]
 HELD = [*COMPARED, Shape(1, 4, 64)]  # the loads that have targets
 GOALS = {
     Shape(1, 1): Goal("median", least=1_400),
@@ -60,10 +62,11 @@ GOALS = {
 }
 HTTP_GOALS = {Shape(1, 32): Goal("median", least=1_500)}
 NOSYNC, FSYNC = "lodeq, nosync", "lodeq, fsync"
+ECHO = "BareEcho"  # of a lone caller, who waits for round trips and for little else
 HTTP = "lodeq, nosync, HTTP on loopback"  # an http:// address: no other protocol is tried
 PYTHONS = "lodeq, nosync, collector as Python sets it"
 STANDS_BESIDE = {
-    NOSYNC: ("RedisEverysec", "BeanstalkdDefault"),
+    NOSYNC: ("RedisEverysec", "BeanstalkdDefault", ECHO),
     FSYNC: ("RedisAlways", "BeanstalkdSync"),
 }
 
@@ -222,7 +225,13 @@ async def served_processes(bench: Bench) -> None:
     own = [Shape(1, 1), Shape(2, 1, 64)] if is_tiny else [*SINGLES, *BATCHES]
     plan = [(NOSYNC, shape) for shape in own]
     beside = (PYTHONS, FSYNC, HTTP, *kinds)
-    plan += [(name, shape) for shape in COMPARED if shape in own for name in beside]
+    plan += [
+        (name, shape)
+        for shape in COMPARED
+        if shape in own
+        for name in beside
+        if name != ECHO or shape == ALONE
+    ]
     runs: dict[tuple[str, Shape], list[Run]] = {pair: [] for pair in plan}
     raws: list[float] = []
     async with _all(bench, kinds) as found:
@@ -291,7 +300,7 @@ def _compare(bench: Bench, runs: dict[tuple[str, Shape], list[Run]]) -> None:
                         [run.rate for run in runs[own, shape]],
                         getattr(servers, name).name,
                         [run.rate for run in of],
-                        goal=THREE_TIMES if name != "BeanstalkdDefault" else None,
+                        goal=THREE_TIMES if name not in ("BeanstalkdDefault", ECHO) else None,
                     )
                 )
 

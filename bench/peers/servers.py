@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from datetime import timedelta
@@ -20,8 +21,10 @@ from typing import Any, ClassVar
 
 from . import programs
 from .base import Peer, no_package
+from .echo import EchoSession
 
 __all__ = [
+    "BareEcho",
     "BeanstalkdDefault",
     "BeanstalkdSync",
     "PgQueuer",
@@ -162,6 +165,27 @@ class RedisAlways(_Redis):
     name = "Redis streams, always"
     durability = "fsync"
     policy = "always"
+
+
+class BareEcho(_Server):
+    """No queue: what a round trip costs with asyncio on both sides, and nothing done."""
+
+    name = "a bare echo by asyncio"
+    durability = "none"
+    keeps = "nothing"
+    is_async = True
+    program = sys.executable
+    modules = ()
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return None
+
+    def open(self) -> None:
+        self.start(str(Path(__file__).with_name("echo.py")), self.socket)
+
+    def session(self) -> EchoSession:
+        return EchoSession(self.socket)
 
 
 class BeanstalkdSession:
