@@ -28,6 +28,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from ...errors import RecordCorruptError
+from .fixed_fields import FixedFields
 from .frame import open_frame, seal
 from .rows import decode_index_row
 
@@ -37,6 +38,7 @@ __all__ = [
     "EXPORTED",
     "LEASE_BODY",
     "LEASE_END_US",
+    "LEASE_FIELDS",
     "LEASE_HEAD",
     "LEASE_MARK",
     "MOVED_FLAG",
@@ -51,11 +53,34 @@ __all__ = [
     "lease_packer",
 ]
 
+LEASE_FIELDS: Final = FixedFields(
+    kind="B",
+    version="B",
+    flags="H",
+    attempts="H",
+    priority="B",
+    unused="B",
+    epoch="Q",
+    token="16s",
+    leased="q",
+    lease_ms="I",
+    record="I",
+    created="q",
+    seq="q",
+    expires="q",
+    policy="32s",
+    ghost="16s",
+    ghost_until="q",
+    queue="B",
+    tenant="B",
+    worker="H",
+    end="i",
+)
 # Head (changes with every lease) and tail (the same for all leases of a worker on a queue) are
 # packed apart: the hot path keeps the tail.
-LEASE_HEAD: Final = struct.Struct("<BBHHBBQ16sqIIqqq")
-LEASE_TAIL: Final = struct.Struct("<32s16sqBBHi")
-LEASE_BODY: Final = struct.Struct("<BBHHBBQ16sqIIqqq32s16sqBBHi")
+LEASE_HEAD: Final = struct.Struct(f"<{LEASE_FIELDS.part('kind', 'expires')}")
+LEASE_TAIL: Final = struct.Struct(f"<{LEASE_FIELDS.part('policy', 'end')}")
+LEASE_BODY: Final = LEASE_FIELDS.whole
 _KIND: Final = 0x4C
 _VERSION: Final = 1
 LEASE_MARK: Final[int] = 0x014C  # kind and version, as the u16 that they are together
@@ -160,7 +185,9 @@ def lease_packer(tail_bytes: int) -> Callable[..., bytes]:
     lease_ms, record bytes of the task, its times (created_us and seq, packed), expires_ms, and a
     tail of ``tail_bytes`` from ``encode_lease_tail``.
     """
-    return struct.Struct(f"<HHHBxQ16sqII16sq{tail_bytes}s").pack
+    until_priority = LEASE_FIELDS.part("flags", "priority")
+    until_times = LEASE_FIELDS.part("epoch", "record")
+    return struct.Struct(f"<H{until_priority}x{until_times}16sq{tail_bytes}s").pack
 
 
 def encode_lease(r: LeaseRecord) -> bytes:

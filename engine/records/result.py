@@ -35,6 +35,7 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from ...errors import RecordCorruptError
+from .fixed_fields import FixedFields
 from .frame import open_frame, seal
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "HAS_HISTORY",
     "HAS_VALUE",
     "HISTORY_S_MAX",
+    "RESULT_FIELDS",
     "RESULT_HEAD",
     "RESULT_MARK",
     "ResultRecord",
@@ -59,7 +61,28 @@ __all__ = [
     "without_value",
 ]
 
-RESULT_HEAD: Final = struct.Struct("<BBHBBHQQqqqqQIIIHBB")
+RESULT_FIELDS: Final = FixedFields(
+    kind="B",
+    version="B",
+    flags="H",
+    status="B",
+    priority="B",
+    attempts="H",
+    epoch="Q",
+    token="Q",
+    created="q",
+    ready="q",
+    leased="q",
+    finished="q",
+    retention="Q",
+    value="I",
+    raw="I",
+    error="I",
+    worker="H",
+    queue="B",
+    tenant="B",
+)
+RESULT_HEAD: Final = RESULT_FIELDS.whole
 HAS_VALUE: Final = 16
 HAS_FACE: Final = 32
 HAS_HISTORY: Final = 256
@@ -76,7 +99,9 @@ RESULT_MARK: Final[int] = 0x0152  # kind and version, as the u16 that they are t
 # The head in one call of C, for the fast path: ``RESULT_MARK``, then the fields of ``RESULT_HEAD``
 # from flags on, with created_us and ready_us as the 16 bytes that lease records have. Names,
 # worker, error, value and checksum follow it.
-pack_result_head: Final[Callable[..., bytes]] = struct.Struct("<HHBBHQQ16sqqQIIIHBB").pack
+pack_result_head: Final[Callable[..., bytes]] = struct.Struct(
+    f"<H{RESULT_FIELDS.part('flags', 'token')}16s{RESULT_FIELDS.part('leased', 'tenant')}"
+).pack
 
 
 class Status(IntEnum):

@@ -12,20 +12,21 @@ from typing import Final
 
 from .frame import CHECKSUM_BYTES
 from .patterns import has_parts
-from .result import HAS_FACE, RESULT_HEAD
+from .result import HAS_FACE, RESULT_FIELDS, RESULT_HEAD
 
 __all__ = ["ANY_TIME", "ResultGlance"]
 
 ANY_TIME: Final = (-(1 << 63), (1 << 63) - 1)
 _LEAST: Final = RESULT_HEAD.size + CHECKSUM_BYTES
-_STATUS: Final = 4
-_CREATED: Final = 24
-_FINISHED: Final = 48
-_LENGTHS: Final = 72  # of error, worker, queue and tenant; queue and tenant stand in a byte each
-_QUEUE: Final = 78
-_TENANT: Final = 79
+_AT: Final = RESULT_FIELDS.at
+_STATUS: Final[int] = _AT["status"]
+_CREATED: Final[int] = _AT["created"]
+_FINISHED: Final[int] = _AT["finished"]
+_LENGTHS: Final[int] = _AT["error"]  # its length, and behind it those of worker, queue and tenant
+_QUEUE: Final[int] = _AT["queue"]  # a byte, as the next
+_TENANT: Final[int] = _AT["tenant"]
 _time: Final = struct.Struct("<q").unpack_from
-_lengths: Final = struct.Struct("<IHBB").unpack_from
+_lengths: Final = struct.Struct(f"<{RESULT_FIELDS.part('error', 'tenant')}").unpack_from
 _CUT: Final = "…".encode()
 _CUT_MIN: Final = 252  # a face with a longer preview may have lost the end of it
 _UNSURE: Final = "\ufffd"  # stands for bytes that are no text

@@ -44,6 +44,7 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_digest
 
 from ...errors import FormatTooNewError, FormatTooOldError, RecordCorruptError
+from .fixed_fields import FixedFields
 from .frame import CHECKSUM_BYTES, attempt, frame_version, open_frame, seal
 from .keyspace import RING, RING_SLOTS, expiry_key
 
@@ -52,6 +53,8 @@ __all__ = [
     "FORMAT_KEYED",
     "FORMAT_OLDEST",
     "FORMAT_VERSION",
+    "GHOST_FIELDS",
+    "INDEX_FIELDS",
     "KEYED_FORM",
     "MOVED_ROW",
     "OLD_FORM",
@@ -114,9 +117,20 @@ FORMAT_VERSION: Final = 4  # leased dead letters; payloads above ``task.WHOLE_BY
 FORMAT_OLDEST: Final = 1
 FORMAT_KEYED: Final = 2  # from here on dedup hashes are keyed
 
-_INDEX: Final = struct.Struct("<BBBBHHIq")
+INDEX_FIELDS: Final = FixedFields(
+    kind="B",
+    version="B",
+    flags="B",
+    priority="B",
+    attempts="H",
+    reason="H",
+    record="I",
+    expires="q",
+)
+_INDEX: Final = INDEX_FIELDS.whole
 _MOVED: Final = struct.Struct("<BBH")
-_GHOST: Final = struct.Struct("<BBHq16s")
+GHOST_FIELDS: Final = FixedFields(kind="B", version="B", form="H", expires="q", id="16s")
+_GHOST: Final = GHOST_FIELDS.whole
 _EXPIRY: Final = struct.Struct("<BBH")
 _COUNTERS: Final = struct.Struct("<BBH5Q")
 _WAITING: Final = struct.Struct("<BBH6Q")  # counters with that of tasks that wait for others

@@ -31,6 +31,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from ...errors import RecordCorruptError
+from .fixed_fields import FixedFields
 from .frame import open_frame, seal
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "NO_GHOST",
     "PAYLOAD_AT",
     "RECORD_ID_BYTES",
+    "TASK_FIELDS",
     "TASK_HEAD",
     "TIMES",
     "WHOLE_BYTES_MAX",
@@ -66,19 +68,43 @@ __all__ = [
     "whole_record",
 ]
 
-TASK_HEAD: Final = struct.Struct("<BBHBBBBqqqq32s16sqIIIBxH")
+TASK_FIELDS: Final = FixedFields(
+    kind="B",
+    version="B",
+    flags="H",
+    priority="B",
+    first="B",
+    queue="B",
+    tenant="B",
+    created="q",
+    seq="q",
+    due="q",
+    expires="q",
+    policy="32s",
+    ghost="16s",
+    ghost_until="q",
+    headers="I",
+    payload="I",
+    raw="I",
+    ghost_form="B",
+    unused="x",
+    face="H",
+)
+TASK_HEAD: Final = TASK_FIELDS.whole
 # The same, cut where it varies: what the tasks of a queue share is packed once and kept.
-_HEAD: Final = struct.Struct("<BBHBBBB")
-_MIDDLE: Final = struct.Struct("<32s16sqIIIBxH")
+_TIMES: Final = TASK_FIELDS.part("created", "expires")
+_REST: Final = TASK_FIELDS.part("policy", "face")
+_HEAD: Final = struct.Struct(f"<{TASK_FIELDS.part('kind', 'tenant')}")
+_MIDDLE: Final = struct.Struct(f"<{_REST}")
 FRAME_BYTES: Final = 48  # of a record, beside middle, names, headers, face and payload
 FIRST_READY: Final[int] = 0x72
 FIRST_DELAYED: Final[int] = 0x64
 # created_us, seq, due_ms, expires_ms: what follows the head.
-pack_task_times: Final[Callable[..., bytes]] = struct.Struct("<qqqq").pack
+pack_task_times: Final[Callable[..., bytes]] = struct.Struct(f"<{_TIMES}").pack
 # (times, policy, ghost, ghost_expires_ms, payload bytes, face bytes) of a record: what a lease
 # takes over, and where the record has its face.
-lease_fields: Final[Callable[[bytes], tuple[bytes, bytes, bytes, int, int, int]]] = struct.Struct(
-    "<8x16s16x32s16sq4xI6xH"
+lease_fields: Final[Callable[[bytes], tuple[bytes, bytes, bytes, int, int, int]]] = (
+    TASK_FIELDS.picked("created:seq", "policy", "ghost", "ghost_until", "payload", "face")
 ).unpack_from
 TIMES: Final = struct.Struct("<qq")  # created_us and seq: side by side in all records of a task
 PAYLOAD_AT: Final = TASK_HEAD.size
@@ -90,6 +116,8 @@ RECORD_ID_BYTES: Final = 16
 WHOLE_BYTES_MAX: Final = 3 << 20
 ATTEMPTS_MAX: Final[int] = 0xFFFF  # all records count attempts in a u16
 _U16, _U32 = struct.Struct("<H"), struct.Struct("<I")
+_FLAGS_AT, _PAYLOAD_BYTES_AT = TASK_FIELDS.at["flags"], TASK_FIELDS.at["payload"]
+_RAW_BYTES_AT: Final = TASK_FIELDS.at["raw"]
 _KIND: Final = 0x54
 _VERSION: Final = 1
 
@@ -171,7 +199,7 @@ def plain_packer(middle_bytes: int, payload_bytes: int) -> Callable[..., bytes]:
     What is returned takes head, created_us, seq, the middle with due_ms and expires_ms before it
     and the names behind it, and the payload.
     """
-    return struct.Struct(f"<8sqq{middle_bytes}s{payload_bytes}s").pack
+    return struct.Struct(f"<{_HEAD.size}sqq{middle_bytes}s{payload_bytes}s").pack
 
 
 @lru_cache(maxsize=1024)
@@ -182,7 +210,7 @@ def option_packer(names_bytes: int, payload_bytes: int) -> Callable[..., bytes]:
     expires_ms, the length of the headers, that of the payload twice, the form of the ghost's
     hash, the length of the face, the names with headers and face behind them, and the payload.
     """
-    return struct.Struct(f"<8sqqqq32s16sqIIIBxH{names_bytes}s{payload_bytes}s").pack
+    return struct.Struct(f"<{_HEAD.size}s{_TIMES}{_REST}{names_bytes}s{payload_bytes}s").pack
 
 
 def encode_task(t: TaskRecord) -> bytes:
@@ -290,10 +318,10 @@ def whole_record(raw: bytes, payload: bytes) -> bytes:
 
     For memory only: what was stored has been checked.
     """
-    end = len(raw) - 8 - _U32.unpack_from(raw, 100)[0]
+    end = len(raw) - 8 - _U32.unpack_from(raw, _PAYLOAD_BYTES_AT)[0]
     head = bytearray(raw[:PAYLOAD_AT])
-    _U16.pack_into(head, 2, _U16.unpack_from(head, 2)[0] & ~BODY_FLAG)
-    _U32.pack_into(head, 100, len(payload))
+    _U16.pack_into(head, _FLAGS_AT, _U16.unpack_from(head, _FLAGS_AT)[0] & ~BODY_FLAG)
+    _U32.pack_into(head, _PAYLOAD_BYTES_AT, len(payload))
     return b"".join((head, raw[PAYLOAD_AT:end], payload, bytes(8)))
 
 
@@ -304,7 +332,7 @@ def has_body(record: bytes | None) -> bool:
 
 def raw_bytes_of(record: bytes) -> int:
     """Bytes of the payload before compression, as an encoded record says."""
-    size: int = _U32.unpack_from(record, 104)[0]
+    size: int = _U32.unpack_from(record, _RAW_BYTES_AT)[0]
     return size
 
 
@@ -320,15 +348,15 @@ def is_streamed_task(task: TaskRecord) -> bool:
 
 def payload_of(raw: bytes) -> bytes:
     """The payload, as it is stored, in an encoded record that was checked."""
-    return raw[-8 - _U32.unpack_from(raw, 100)[0] : -8]
+    return raw[-8 - _U32.unpack_from(raw, _PAYLOAD_BYTES_AT)[0] : -8]
 
 
 def slim_record(raw: bytes, record_id: bytes) -> bytes:
     """The inverse of ``whole_record``: ``record_id`` stands where the payload was."""
-    end = len(raw) - 8 - _U32.unpack_from(raw, 100)[0]
+    end = len(raw) - 8 - _U32.unpack_from(raw, _PAYLOAD_BYTES_AT)[0]
     head = bytearray(raw[:PAYLOAD_AT])
-    _U16.pack_into(head, 2, _U16.unpack_from(head, 2)[0] | BODY_FLAG)
-    _U32.pack_into(head, 100, len(record_id))
+    _U16.pack_into(head, _FLAGS_AT, _U16.unpack_from(head, _FLAGS_AT)[0] | BODY_FLAG)
+    _U32.pack_into(head, _PAYLOAD_BYTES_AT, len(record_id))
     return seal(b"".join((head, raw[PAYLOAD_AT:end], record_id)))
 
 

@@ -8,30 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...records.lease import DEAD_LEASE, EXPORTED, LEASE_BODY, LEASE_END_US, decode_lease
-from .page import Numbers, Page, layout, timestamps
+from ...records.lease import DEAD_LEASE, EXPORTED, LEASE_END_US, LEASE_FIELDS, decode_lease
+from .page import Numbers, Page, layout_of, timestamps
 
 __all__ = ["LeasePage"]
 
-_LEASE = layout(
-    LEASE_BODY.size,
-    kind=("<u2", 0),
-    flags=("<u2", 2),
-    attempts=("<u2", 4),
-    priority=("u1", 6),
-    epoch=("<u8", 8),
-    leased=("<i8", 32),
-    lease_ms=("<u4", 40),
-    record=("<u4", 44),
-    created=("<i8", 48),
-    seq=("<i8", 56),
-    expires=("<i8", 64),
-    attempts_max=("<u2", 72),
-    queue=("u1", 128),
-    tenant=("u1", 129),
-    worker=("<u2", 130),
-    end=("<i4", 132),
-)
+_LEASE = layout_of(LEASE_FIELDS, kind=("<u2", 0), attempts_max=("<u2", LEASE_FIELDS.at["policy"]))
 
 
 class LeasePage(Page):

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from ....errors import InvariantError, RecordCorruptError
 from ...records.compression import inflate
+from ...records.fixed_fields import FixedFields
 from ...records.frame import checksum
 from ...records.rows import BodyRow
 from ...store.port import Rows
@@ -34,6 +35,7 @@ __all__ = [
     "Slices",
     "fixed",
     "layout",
+    "layout_of",
     "pick",
     "timestamps",
     "uuids",
@@ -49,12 +51,14 @@ TYPES: Final = {
     "map": pa.map_(pa.string(), pa.string()), "string": pa.string(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }  # fmt: skip
+# By the codes of ``struct``; those of bytes have none.
+_TYPES: Final = {"B": "u1", "H": "<u2", "I": "<u4", "i": "<i4", "Q": "<u8", "q": "<i8"}
 KEY_BYTES: Final = 18  # of a family's two letters and an id
 KINDS: Final = pa.array(["raw", "msgpack", "codec", None])
 
 
 def layout(size: int, **fields: tuple[str, int]) -> Any:
-    """NumPy type of a header of ``size`` bytes, from the type and the offset of each field."""
+    """NumPy type of ``size`` bytes, from the type and the offset of each field."""
     return np.dtype(
         {
             "names": list(fields),
@@ -63,6 +67,21 @@ def layout(size: int, **fields: tuple[str, int]) -> Any:
             "itemsize": size,
         }
     )
+
+
+def layout_of(fields: FixedFields, **more: tuple[str, int]) -> Any:
+    """NumPy type of the fixed fields of a record.
+
+    Args:
+        fields: their table; bytes that mean nothing are left out.
+        more: type and offset of what is read in another way than the table has it, by name.
+    """
+    found = {
+        name: (_TYPES.get(code, f"V{code[:-1]}"), fields.at[name])
+        for name, code in fields.codes.items()
+        if code != "x"
+    }
+    return layout(fields.whole.size, **found | more)
 
 
 def _oddity(key: bytes) -> int:

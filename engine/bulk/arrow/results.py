@@ -12,35 +12,17 @@ from ...records.result import (
     HAS_FACE,
     HAS_HISTORY,
     HAS_VALUE,
-    RESULT_HEAD,
+    RESULT_FIELDS,
     Status,
     decode_result,
 )
 from .faces import FacePage
-from .page import KINDS, Numbers, Slices, layout, timestamps
+from .page import KINDS, Numbers, Slices, layout_of, timestamps
 
 __all__ = ["ResultPage"]
 
 _OUTCOMES: Final = pa.array([None, *(status.name.lower() for status in Status)])
-_RESULT = layout(
-    RESULT_HEAD.size,
-    kind=("<u2", 0),
-    flags=("<u2", 2),
-    status=("u1", 4),
-    priority=("u1", 5),
-    attempts=("<u2", 6),
-    created=("<i8", 24),
-    ready=("<i8", 32),
-    leased=("<i8", 40),
-    finished=("<i8", 48),
-    retention=("<u8", 56),
-    value=("<u4", 64),
-    raw=("<u4", 68),
-    error=("<u4", 72),
-    worker=("<u2", 76),
-    queue=("u1", 78),
-    tenant=("u1", 79),
-)
+_RESULT = layout_of(RESULT_FIELDS, kind=("<u2", 0))
 
 
 class ResultPage(FacePage):

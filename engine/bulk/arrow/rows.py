@@ -11,23 +11,14 @@ import pyarrow as pa
 
 from ....errors import InvariantError, RecordCorruptError
 from ...records import keyspace as ks
-from ...records.rows import decode_ghost, decode_index_row
+from ...records.rows import GHOST_FIELDS, INDEX_FIELDS, decode_ghost, decode_index_row
 from ...records.workflow import HELD_MS
-from .page import Numbers, Page, fixed, layout, timestamps
+from .page import Numbers, Page, fixed, layout, layout_of, timestamps
 
 __all__ = ["DeadPage", "DelayedPage", "GhostPage", "IndexPage", "RawPage", "ReadyPage"]
 
-_INDEX = layout(
-    20,
-    kind=("<u2", 0),
-    flags=("u1", 2),
-    priority=("u1", 3),
-    attempts=("<u2", 4),
-    reason=("<u2", 6),
-    record=("<u4", 8),
-    expires=("<i8", 12),
-)
-_GHOST = layout(28, kind=("<u2", 0), expires=("<i8", 4), id=("V16", 12))
+_INDEX = layout_of(INDEX_FIELDS, kind=("<u2", 0))
+_GHOST = layout_of(GHOST_FIELDS, kind=("<u2", 0))
 # How index keys end.
 _READY_KEY = layout(26, kind=("u1", 0), priority=("u1", 1), at=(">i8", 2), id=("V16", 10))
 _DELAYED_KEY = layout(33, kind=("u1", 0), at=(">i8", 1), id=("V16", 17))
@@ -47,7 +38,9 @@ class IndexPage(Page):
     def is_sound(self, sizes: Numbers) -> bool:
         """See ``Page``."""
         h = self.heads
-        return bool((20 + h["reason"] == sizes).all() and (h["priority"] <= 9).all())
+        return bool(
+            (self.head.itemsize + h["reason"] == sizes).all() and (h["priority"] <= 9).all()
+        )
 
     @cached_property
     def ids(self) -> bytes:
@@ -101,7 +94,7 @@ class IndexPage(Page):
         return self._tenant_queues[1]
 
     def reason(self) -> Any:
-        return self.text(self.binary(20, self.field("reason").astype(np.int64)))
+        return self.text(self.binary(self.head.itemsize, self.field("reason").astype(np.int64)))
 
 
 class ReadyPage(IndexPage):

@@ -14,39 +14,20 @@ import pyarrow as pa
 from ....errors import CorruptionError, RecordCorruptError, UsageError
 from ...records import keyspace as ks
 from ...records.rows import decode_body, decode_moved
-from ...records.task import BODY_FLAG, NO_GHOST, TASK_HEAD, decode_task
+from ...records.task import BODY_FLAG, NO_GHOST, TASK_FIELDS, decode_task
 from ...records.workflow import HELD_MS
 from .faces import FacePage
 from .leases import LeasePage
-from .page import KINDS, TYPES, Numbers, Slices, layout, timestamps
+from .page import KINDS, TYPES, Numbers, Slices, layout_of, timestamps
 
 __all__ = ["TaskPage"]
 
 _STATES: Final = pa.array(["ready", "delayed", "leased", "dead", "waiting"])
 _READY, _DELAYED, _LEASED, _DEAD, _WAITING = range(5)
 _STATE_OF: Final = {ks.READY: _READY, ks.DELAYED: _DELAYED, ks.DEAD: _DEAD}
-_GHOST_AT: Final = 72
+_GHOST_AT: Final = TASK_FIELDS.at["ghost"]
 _NOT_PLAIN: Final = BODY_FLAG | 3 << 2  # in a body file, or compressed
-_TASK = layout(
-    TASK_HEAD.size,
-    kind=("<u2", 0),
-    flags=("<u2", 2),
-    priority=("u1", 4),
-    first=("u1", 5),
-    queue=("u1", 6),
-    tenant=("u1", 7),
-    created=("<i8", 8),
-    seq=("<i8", 16),
-    due=("<i8", 24),
-    expires=("<i8", 32),
-    attempts_max=("<u2", 40),
-    ghost=("V16", 72),
-    ghost_until=("<i8", 88),
-    headers=("<u4", 96),
-    payload=("<u4", 100),
-    raw=("<u4", 104),
-    face=("<u2", 110),
-)
+_TASK = layout_of(TASK_FIELDS, kind=("<u2", 0), attempts_max=("<u2", TASK_FIELDS.at["policy"]))
 
 
 def _header_text(value: object) -> str:
