@@ -602,6 +602,8 @@ class LogReplicator:
         """
         node = self._at
         node.is_drained = is_on
+        with suppress(LodeqError):  # the next report says it, should this one fail
+            await self._tell()  # first: the others give it nothing meanwhile
         for shard in self._shards if is_on else ():
             await shard.hand_over()
         for shard in self._shards:

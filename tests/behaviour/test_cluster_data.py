@@ -152,6 +152,14 @@ async def test_a_leader_whose_disk_is_full_gives_the_shard_up_until_there_is_roo
     await cluster.until(leader.leads)
 
 
+async def test_who_is_drained_has_told_the_others_when_it_says_so(three):
+    cluster, leader, _ = three
+    for is_on in (True, False):
+        await cluster.outcome(leader.replicator.drain(is_on=is_on))
+        members = await cluster.outcome(leader.replicator.log.members())
+        assert [one.node for one in members if one.is_drained] == [leader.name] * is_on
+
+
 @pytest.mark.interpreted
 async def test_a_store_that_stalls_gets_its_entries_later(three, monkeypatch):
     cluster, leader, (b, _) = three
