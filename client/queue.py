@@ -185,7 +185,7 @@ class RemoteQueue:
         """See ``Queue.enqueue_stream``, also for Durability.
 
         The payload goes over HTTP, on a connection of its own, in slices of at most 256 KiB. A
-        client that blocks takes no async iterable.
+        client that blocks takes no asynchronous iterable.
 
         Args:
             source: an iterable of bytes or a file open for reading bytes; of at most

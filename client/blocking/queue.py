@@ -184,7 +184,7 @@ class SyncRemoteQueue:
         """See ``Queue.enqueue_stream``, also for Durability.
 
         The payload goes over HTTP, on a connection of its own, in slices of at most 256 KiB. A
-        client that blocks takes no async iterable.
+        client that blocks takes no asynchronous iterable.
 
         Args:
             source: an iterable of bytes or a file open for reading bytes; of at most

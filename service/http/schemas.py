@@ -642,7 +642,9 @@ class Purge(Request):
 class Configure(Request):
     """Settings of a queue: those that are not named stay, null takes one back.
 
-    ``by``: who sets them. Without ``replace`` what somebody else has set is not changed.
+    ``rate``: starts in a length of time, such as ``10/s`` or ``100/5m``. ``key_concurrency``:
+    leases at once for each value of a label, such as ``2/customer``. ``by``: who sets them.
+    Without ``replace`` what somebody else has set is not changed.
     """
 
     history: Annotated[float | None, _described(minimum=0, maximum=DURATION_S_MAX)] | UnsetType = (
