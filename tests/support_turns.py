@@ -6,6 +6,10 @@ import time
 from contextlib import contextmanager
 
 
+class LoopHeldError(AssertionError):
+    """One callback took too long. A test marked ``turns`` is run again for it: see tiers.py."""
+
+
 class Longest:
     """Thread time, so that a busy machine does not count."""
 
@@ -23,8 +27,8 @@ class Longest:
 
 
 @contextmanager
-def longest_callback():
-    """Every callback of every loop of this thread, while it lasts.
+def held_at_most(limit_ms):
+    """Fail if any callback of a loop of this thread takes longer, while it lasts.
 
     Also of those two that it begins and ends in the middle of, the part inside: a call that does
     not wait is all there.
@@ -46,8 +50,10 @@ def longest_callback():
     asyncio.Handle._run = measured
     longest = Longest()
     try:
-        yield longest
-    finally:
+        yield
         longest.end("what was there behind the last wait")
+    finally:
         asyncio.Handle._run = run
         gc.unfreeze()
+    if longest.ms >= limit_ms:
+        raise LoopHeldError(f"{longest.ms:.1f} ms, at most {limit_ms}: {longest.what}")

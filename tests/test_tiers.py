@@ -126,3 +126,55 @@ def test_what_is_collected_does_not_depend_on_the_seed():
         return [line for line in told.stdout.splitlines() if "::" in line]
 
     assert ids("0") == ids("777777") != []
+
+
+TURNS = """
+import pytest
+from support_turns import LoopHeldError
+
+RUNS = []
+
+
+@pytest.fixture
+def fresh():
+    RUNS.append(1)
+    return len(RUNS)
+
+
+@pytest.mark.turns
+def test_busy(fresh):
+    if fresh < 3:
+        raise LoopHeldError("the machine is busy")
+
+
+@pytest.mark.turns
+def test_held(fresh):
+    raise LoopHeldError(f"held in run {fresh}")
+
+
+@pytest.mark.turns
+def test_wrong(fresh):
+    assert fresh == 0, f"wrong in run {fresh}"
+
+
+def test_unmarked(fresh):
+    raise LoopHeldError(f"unmarked in run {fresh}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [[], ["-n", "1"]], ids=["one process", "workers"])
+def test_only_a_callback_that_takes_long_is_tried_three_times(tmp_path, spread):
+    (tmp_path / "test_turns.py").write_text(TURNS)
+    told = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "tiers", *spread],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(TESTS), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    ).stdout
+    assert "3 failed, 1 passed" in told
+    for said in ("held in run 6", "wrong in run 7", "unmarked in run 8"):
+        assert said in told

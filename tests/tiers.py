@@ -20,6 +20,7 @@ from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
+from _pytest.runner import runtestprotocol
 
 LATE = {"crash", "slow", "spark"}
 SMALL = {
@@ -43,6 +44,7 @@ MEMORY_BYTES = 4 << 30  # left there, before folders are made in it
 PEAK = pytest.StashKey[int]()
 # One of these is the first, where none is given.
 STARTS = list(range(0, 2000, 100))
+TRIES = 3  # of a test that bounds what one callback takes
 GROWTH_MIB = 128  # of one test, that is worth a line
 
 
@@ -112,6 +114,27 @@ def repeat_line(files: list[str]) -> str:
 def peak_mib() -> int:
     """The most memory this process has ever had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """A test marked ``turns`` has three tries at its bound, and at nothing else.
+
+    What holds a loop does so each time. On a machine that is shared the same work takes twice the
+    CPU time now and then.
+    """
+    if item.get_closest_marker("turns") is None:
+        return None
+    hook = item.ihook
+    hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for _ in range(TRIES):
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        if not any(report.failed and "LoopHeldError" in report.longreprtext for report in reports):
+            break
+    for report in reports:
+        hook.pytest_runtest_logreport(report=report)
+    hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 from support_dashboard import app_of, watch
 from support_http import asgi_client
-from support_turns import longest_callback
+from support_turns import held_at_most
 
 import lodeq
 import lodeq.testing
@@ -18,7 +18,7 @@ from lodeq.repository.model.codec import PackedBytes
 from lodeq.service.dashboard.live import streams as live
 from lodeq.service.dashboard.renderer import Pages
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.turns]
 CALLBACK_MS = 50.0
 JSON_TYPE = {"content-type": "application/json"}
 MSGPACK_TYPE = {"content-type": "application/msgpack"}
@@ -65,10 +65,8 @@ async def client(engine):
 
 
 async def ask(client, method, path, **options):
-    with longest_callback() as longest:
-        answer = await client.request(method, path, **options)
-    assert longest.ms < CALLBACK_MS, (path, longest.ms, longest.what)
-    return answer
+    with held_at_most(CALLBACK_MS):
+        return await client.request(method, path, **options)
 
 
 @pytest.mark.parametrize("accept", ACCEPTS, ids=lambda one: one["accept"])
@@ -159,9 +157,8 @@ async def test_live_pages(engine, monkeypatch, path, n_streams):
             group.cancel_scope.cancel()
 
     await follow(1)  # templates are compiled once
-    with longest_callback() as longest:
+    with held_at_most(CALLBACK_MS):
         await follow(5)
-    assert longest.ms < CALLBACK_MS, (path, longest.ms, longest.what)
 
 
 def tasks_of(payload):
