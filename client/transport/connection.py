@@ -56,6 +56,8 @@ class FramedConnection(asyncio.Protocol):
         is_open: whether requests may be sent.
         is_paused: whether the server reads too slowly to be sent more now.
         operations: what the server takes.
+        sends_ahead: whether requests are sent before a turn of the loop ends. Where they wait for a
+            sync, that is worth less than all of them in one.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class FramedConnection(asyncio.Protocol):
         self.is_open = False
         self.is_paused = False
         self.operations: frozenset[int] = frozenset()
+        self.sends_ahead = False
         self._loop = loop
         self._timeout_s = timeout_s
         self._transport: asyncio.Transport | None = None
@@ -254,7 +257,11 @@ class FramedConnection(asyncio.Protocol):
             self._waits[id] = self._loop.time() + wait_s + self._timeout_s
         self._look_later()
         self.put(entry)
-        if operation in _OF_MANY and _n_tasks(operation, members) >= _AHEAD_MIN:
+        if (
+            self.sends_ahead
+            and operation in _OF_MANY
+            and _n_tasks(operation, members) >= _AHEAD_MIN
+        ):
             self._flush()  # the server begins while this process makes the next
         try:
             return await future
@@ -263,10 +270,10 @@ class FramedConnection(asyncio.Protocol):
             raise
 
     def put(self, entry: Any) -> None:
-        """Send an entry with the others of this turn of the loop, or with half of them.
+        """Send an entry with the others of this turn of the loop.
 
-        Once as many gather as are unanswered, they go ahead: else the server would wait while
-        this process makes its calls, and this process while the server answers them.
+        With ``sends_ahead`` they go once as many have gathered as are unanswered: else the server
+        would wait while this process makes its calls, and this process while the server answers.
         """
         out = self._out
         if not out:
@@ -278,7 +285,7 @@ class FramedConnection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
         out.append(entry)
         n = len(out)
-        if n >= _AHEAD_MIN and 2 * n >= len(self._pending) - len(self._waits):
+        if n >= _AHEAD_MIN and self.sends_ahead and 2 * n >= len(self._pending) - len(self._waits):
             self._flush()
 
     def _flush(self) -> None:

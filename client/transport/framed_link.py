@@ -23,12 +23,19 @@ class FramedLink:
         self._connection: FramedConnection | None = None
         self._opening: asyncio.Task[FramedConnection] | None = None
         self._is_closed = False
+        self._sends_ahead = False
 
     @property
     def connection(self) -> FramedConnection | None:
         """The connection, if it is open."""
         found = self._connection
         return found if found is not None and found.is_open else None
+
+    def send_ahead(self) -> None:
+        """Requests are sent before a turn of the loop ends, on this connection and later ones."""
+        self._sends_ahead = True
+        if self._connection is not None:
+            self._connection.sends_ahead = True
 
     def taken(self, operation: int) -> FramedConnection | None:
         """The connection for one request, if it is open and takes that operation now."""
@@ -68,6 +75,7 @@ class FramedLink:
                 task.result().close(ClosedError(CLOSED))
             else:
                 self._connection = task.result()
+                self._connection.sends_ahead = self._sends_ahead
 
     async def _open(self) -> FramedConnection:
         loop = asyncio.get_running_loop()

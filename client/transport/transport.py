@@ -301,7 +301,12 @@ class Transport:
 
     def fast_calls(self, session: Session) -> FastCalls | None:
         """The short way for the calls a queue lives by; None where only HTTP is spoken."""
-        return None if self._framed is None else FastCalls(self._framed, session)
+        framed = self._framed
+        if framed is None:
+            return None
+        if isinstance(framed, FramedLink) and session.durability == "nosync":
+            framed.send_ahead()
+        return FastCalls(framed, session)
 
     async def send(self, call: Call) -> Any:
         """Send a request; return the answer's document or raise the error in it.

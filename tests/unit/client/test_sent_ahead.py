@@ -6,6 +6,7 @@ import msgpack
 import pytest
 from support_link import frame, pack, turns
 
+import lodeq
 from lodeq.client.transport.connection import FramedConnection
 from lodeq.client.transport.layout import FrameReader, Op
 
@@ -25,6 +26,7 @@ class Server(asyncio.Transport):
         self._reader = FrameReader()
         self._connection = FramedConnection(asyncio.get_running_loop(), 10.0)
         self._connection.connection_made(self)
+        self._connection.sends_ahead = True
         self._connection.data_received(frame(b"\x01" + pack((True, [list(range(10))]))))
 
     def set_write_buffer_limits(self, high=None, low=None):
@@ -37,6 +39,9 @@ class Server(asyncio.Transport):
         self.writes += [
             [one[1] for one in msgpack.unpackb(body)] for body in self._reader.feed(data)
         ]
+
+    def stay_together(self):
+        self._connection.sends_ahead = False
 
     async def asked(self, n, operation=COMPLETE, members=(), wait_s=0.0):
         """The sizes of the writes that n calls of one turn come to."""
@@ -51,6 +56,7 @@ class Server(asyncio.Transport):
     async def answer(self, *writes):
         """All that came in these writes, in one frame."""
         ids = [id for n in writes for id in self.writes[n]]
+        self._connection.sends_ahead = True
         self._connection.data_received(frame(pack([(id, 0, None) for id in ids])))
 
     async def close(self):
@@ -99,7 +105,29 @@ async def test_a_request_about_many_tasks_goes_at_once(server, operation, member
     assert await server.asked(3, operation, members(7)) == [3]
 
 
+async def test_callers_that_wait_for_a_sync_stay_together(server):
+    server.stay_together()
+    assert await server.asked(40) == [40]
+    assert await server.asked(3, COMPLETE_MANY, ([()] * 64,)) == [3]
+
+
 async def test_what_is_sent_ahead_keeps_the_order_of_the_calls(server):
     await server.asked(50)
     await server.asked(2, COMPLETE_MANY, ([()] * 9,))
     assert [id for write in server.writes for id in write] == [*range(1, 53)]
+
+
+@pytest.mark.parametrize(("durability", "is_ahead"), [("nosync", True), ("fsync", False)])
+async def test_only_to_a_store_that_does_not_sync(tmp_path, durability, is_ahead):
+    seen = []
+    path = tmp_path / "s"
+    async with (
+        lodeq.open(tmp_path / "store", durability=durability, serve=path),
+        lodeq.connect(f"unix://{path}") as engine,
+    ):
+        for _ in range(2):
+            await engine.queue("q").enqueue(b"x")
+            connection = engine._transport._framed.connection
+            seen.append(connection.sends_ahead)
+            connection.lose(ConnectionError())
+    assert seen == [is_ahead, is_ahead]
