@@ -198,7 +198,9 @@ class Reaper:
         state.waiters.serve()
         next_mono, next_wall_ms = state.deadlines.plan()
         now = state.clock.mono()
-        at = min(next_mono, now + (next_wall_ms * 1000 - state.clock.wall_us()) / 1e6)
+        # Rounded: the sum of two floats may lie behind the microsecond that it stands for.
+        due = round(now + (next_wall_ms * 1000 - state.clock.wall_us()) / 1e6, 6)
+        at = min(next_mono, due)
         return at if at > now else now + LOOK_AGAIN_S  # still due: a read failed
 
     def _slices(self, *, skip_leases: bool = False) -> Iterator[dict[Shard, Group]]:

@@ -419,3 +419,12 @@ def test_one_clock_for_several_engines_and_a_store_on_disk(tmp_path):
         clock.advance(60)
 
     asyncio.run(main())
+
+
+@timed()
+async def test_what_falls_due_at_the_end_of_an_advance_has_fallen_due(engine, queue, clock):
+    for n in range(1, 200):
+        await queue.enqueue(b"x", delay=n / 10)
+        clock.advance(n / 10)
+        (lease,) = await queue.claim()
+        await lease.complete()
