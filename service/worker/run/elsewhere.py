@@ -2,8 +2,8 @@
 
 Whoever knows the function may start any moment, as in a rolling deploy. So such a task is given
 back, its attempt is not counted, and it waits twice as long each time: as long as it has been
-there. One that this worker has met for ten minutes is *stranded*: it is still given back, and the
-worker's beats say so.
+there, which in the midst of a deploy are tenths of a second. One that this worker has met for ten
+minutes is *stranded*: it is still given back, and the worker's beats say so.
 
 The same holds for a task whose arguments do not fit the function here while the store has another
 version of it published. After an hour such a task fails as any other: nobody has taken it.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Elsewhere", "NoSuchFunctionError"]
 
-DELAY_S: Final = 1.0  # the shortest …
+DELAY_S: Final = 0.1  # the shortest …
 DELAY_S_MAX: Final = 60.0  # … and the longest wait before it is offered again
 STRANDED_S: Final = 600.0  # since this worker has met it first
 GONE_S: Final = 3 * DELAY_S_MAX  # not met for so long: another worker has it
@@ -149,7 +149,7 @@ class Elsewhere:
             self._logged.clear()
         self._logged[key] = now_mono
         log.warning(
-            "task %s is %sgiven back uncounted, and offered again in %.0f s: %s",
+            "task %s is %sgiven back uncounted, and offered again in %.1f s: %s",
             context.task_id,
             "stranded: it is " if is_stranded else "",
             delay_s,

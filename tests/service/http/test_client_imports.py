@@ -67,6 +67,7 @@ ENGINE = {
     "engine.records",
     "engine.records.compression",  # of a value that its owner compressed
     "engine.records.face",  # packs what a caller shows of a task
+    "engine.records.fixed_fields",  # of the records that are here
     "engine.records.frame",
     "engine.records.keyspace",  # checks names
     "engine.records.patterns",
