@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-import msgpack
 import pyarrow as pa
 from xxhash import xxh3_128_digest
 
@@ -22,9 +21,10 @@ from ...engine.recovery.dedup_secret import Secrets
 from ...engine.runtime.clock import SystemClock
 from ...engine.runtime.ids import SLOTS, is_task_id
 from ...engine.runtime.task_id import TaskId
-from ...errors import LodeqError, UsageError
+from ...errors import LodeqError, RecordCorruptError, UsageError
 from ...repository.bulk.stage import StageEncoding, encoded, staged_rows
 from ...repository.model.arguments import names_of
+from ...repository.model.codec import MSGPACK, PackedBytes, decode_value
 from ...repository.model.encoded_tasks import EncodedTask, TaskTemplate
 from ...repository.model.json_values import loads
 from ...repository.model.values import Limits, NewTask
@@ -51,7 +51,9 @@ TASK_COLUMNS: Final = {  # name → Spark's types it may have; payload takes any
     "labels": ("map<string,string>",),
     "id": ("binary",),
     "slot": ("int",),
+    "position": ("int", "bigint"),
 }
+POSITION_MAX: Final = (1 << 33) - 1  # a task of it is in line as one of more than two hours later
 _KIND_BITS, _CODEC = 3, 2  # of a record's flags: the kind of its payload
 _VARIANT: Final = 1 << 63
 _RAND: Final = (1 << 62) - 1
@@ -147,7 +149,10 @@ class TaskEncoder:
         given = {name: value for name, value in row.items() if value is not None}
         item = self._item(given)
         task_id = self._id(item, given, number)
-        seq = self._base_us + number  # another partition may have the same: then the id decides
+        position = given.get("position", number)
+        if not 0 <= position <= POSITION_MAX:
+            raise UsageError(f"expected a position of 0 to {POSITION_MAX:,}, got {position:,}")
+        seq = self._base_us + position  # another row may have the same: then the id decides
         return staged_rows(item, task_id, self._base_us, seq, self._shards)
 
     def _item(self, given: dict[str, Any]) -> EncodedTask:
@@ -223,9 +228,10 @@ def _payload(given: Mapping[str, Any]) -> Any:
             "with a text"
         )
     try:
-        return msgpack.unpackb(payload)
-    except (ValueError, TypeError, msgpack.UnpackException) as exc:
-        raise UsageError(f"the payload is not msgpack: {exc}") from exc
+        decode_value(MSGPACK, 0, payload, len(payload), None)
+    except RecordCorruptError as exc:
+        raise UsageError(f"the {exc}") from exc
+    return PackedBytes(payload)
 
 
 def _aware(value: datetime | None) -> datetime | None:
