@@ -182,10 +182,10 @@ def _read(spark: SparkSession, sources: list[str], config: Config) -> DataFrame:
 
 
 def _load(rows: DataFrame, path: str, shards: int, job: str) -> None:
-    """Load the tasks in the order of each source: by shard, then by their numbers."""
-    good = rows.where("_why IS NULL")
-    ordered = routed(good, shards).sortWithinPartitions("_number", "_source")
-    ready = ordered.select(*_TASK.names, "slot")
+    """Load the tasks in the order of each source, whatever shards they go to."""
+    good = rows.where("_why IS NULL").withColumnRenamed("_number", "position")
+    ordered = routed(good, shards).sortWithinPartitions("position", "_source")
+    ready = ordered.select(*_TASK.names, "slot", "position")
     write = ready.write.format("lodeq").mode("append").option("commitId", job)
     write.option("onConflict", "skip").save(path)
 

@@ -93,6 +93,20 @@ def test_a_bad_row_fails_the_load_and_leaves_nothing(spark: SparkSession, store:
         frame.write.format("lodeq").mode("overwrite").save(str(store))
 
 
+def test_rows_with_a_position_are_claimed_in_its_order(spark: SparkSession, store: Path) -> None:
+    backwards = (lit(999) - col("id")).alias("position")
+    frame = spark.range(1000, numPartitions=7).select(
+        lit("mail").alias("queue"), col("id").cast("string").alias("payload"), backwards
+    )
+    assert load_tasks(frame, store, job="ordered", parts_per_shard=2)
+    payloads = [lease.payload for lease in taken_in(store)[""]]
+    assert payloads == [str(n) for n in reversed(range(1000))]
+    for position in (-1, 1 << 33):
+        wrong = frame.withColumn("position", lit(position))
+        with pytest.raises(PySparkException, match="expected a position of 0 to"):
+            load_tasks(wrong, store, job="wrong")
+
+
 @pytest.mark.parametrize("sink", ["writeStream", "foreachBatch"])
 def test_a_batch_that_runs_again_is_not_loaded_again(
     spark: SparkSession, store: Path, tmp_path: Path, sink: str

@@ -46,6 +46,9 @@ def test_sources_come_in_at_once_and_once(
     payloads = [bytes(task.payload) for task in tasks_of(store)]
     expected = {b"%d:%d" % (part, n) for part in range(2) for n in range(1, COUNT)}
     assert set(payloads) == expected
+    for part in (b"0", b"1"):
+        numbers = [int(one[2:]) for one in payloads if one[:1] == part]
+        assert numbers == sorted(numbers)
     again = job(spark, "migrate", job="m1", out=tmp_path / "aside", **given)
     assert (again.is_ok, again.loaded) == (True, report.loaded)
     other = job(spark, "migrate", job="m2", out=tmp_path / "aside", **given)
@@ -72,7 +75,10 @@ def test_a_load_that_was_refused_comes_in_the_next_time(
     assert (report.is_ok, report.loaded) == (True, 2 * (COUNT - 1))
 
 
-def test_order_holds_and_what_is_no_task_is_set_aside(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", [1, 4])
+def test_order_holds_and_what_is_no_task_is_set_aside(
+    spark: SparkSession, tmp_path: Path, shards: int
+) -> None:
     big = b"x" * (3 << 20) + b"y"
     rows = [("mail", b"%d" % n, 0.0) for n in range(30)] + [("mail", big, 0.0)]
     source = database(
@@ -81,7 +87,7 @@ def test_order_holds_and_what_is_no_task_is_set_aside(spark: SparkSession, tmp_p
         *(("insert into task (queue, data, priority) values (?, ?, ?)", row) for row in rows),
     )
     store = tmp_path / "store"
-    live(store, lambda engine: engine.fsync(), shards=1)
+    live(store, lambda engine: engine.fsync(), shards=shards)
     report = job(
         spark,
         "migrate",
