@@ -48,7 +48,7 @@ TICK_HEADER = "lodeq.tick"
 TIMEOUT_HEADER = "lodeq.timeout"  # seconds, of a task that departs from its function's
 NAME_BYTES_MAX = 256
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
 
@@ -185,7 +185,7 @@ def check_needs_nothing(function: Callable[..., Any]) -> None:
         raise UsageError(f"{name}{signature}: cron calls it without arguments: {error}") from error
 
 
-class TaskFunction(Generic[P, R]):
+class TaskFunction(Generic[P, R_co]):
     """A function whose calls can be enqueued. Calling it directly runs the function here.
 
     Made by ``App.task`` and ``App.cron``.
@@ -194,7 +194,7 @@ class TaskFunction(Generic[P, R]):
     def __init__(
         self,
         app: FunctionHost,
-        function: Callable[P, R],
+        function: Callable[P, R_co],
         name: str,
         queue: str,
         policy: Policy,
@@ -229,7 +229,7 @@ class TaskFunction(Generic[P, R]):
             limit_by=limit_by,
         )
         self.batches = batches_of(function)  # of ``App.batch``
-        self._plain: BoundTask[P, R] = BoundTask(app, self, {}, None)
+        self._plain: BoundTask[P, R_co] = BoundTask(app, self, {}, None)
         update_wrapper(self, function, updated=())  # do not copy attributes set on the function
 
     def check_result(self) -> None:
@@ -247,7 +247,7 @@ class TaskFunction(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<TaskFunction {self.name!r} queue={self.queue!r}>"
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the function here and now, without any queue."""
         return self.function(*args, **kwargs)
 
@@ -275,7 +275,7 @@ class TaskFunction(Generic[P, R]):
         durable: bool | None = None,
         after: Sequence[AnyId] = (),
         on_failure: OnFailure = "run",
-    ) -> BoundTask[P, R]:
+    ) -> BoundTask[P, R_co]:
         """Return the same function, bound to these options of ``Queue.enqueue`` and of ``task``.
 
         Args:
@@ -337,7 +337,7 @@ class TaskFunction(Generic[P, R]):
     ) -> JobReceipt[T]: ...
 
     @overload
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobReceipt[R]: ...
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobReceipt[R_co]: ...
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Enqueue a call of the function with these arguments.
@@ -356,7 +356,7 @@ class TaskFunction(Generic[P, R]):
     ) -> JobReceipt[T]: ...
 
     @overload
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobReceipt[R]: ...
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobReceipt[R_co]: ...
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Enqueue a call from a thread without an event loop, which it blocks.
@@ -387,7 +387,7 @@ class TaskFunction(Generic[P, R]):
     @overload
     async def enqueue_many(
         self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
-    ) -> list[JobReceipt[R]]: ...
+    ) -> list[JobReceipt[R_co]]: ...
 
     async def enqueue_many(
         self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
@@ -484,13 +484,13 @@ class TaskFunction(Generic[P, R]):
             raise UsageError(f"{self.name}(): {name} comes from App(setup=…), not with the task")
 
 
-class BoundTask(Generic[P, R]):
+class BoundTask(Generic[P, R_co]):
     """A task function with options. See ``TaskFunction.options``."""
 
     def __init__(
         self,
         app: FunctionHost,
-        function: TaskFunction[P, R],
+        function: TaskFunction[P, R_co],
         options: dict[str, Any],
         durable: bool | None,
     ) -> None:
@@ -507,7 +507,7 @@ class BoundTask(Generic[P, R]):
     ) -> JobReceipt[T]: ...
 
     @overload
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobReceipt[R]: ...
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobReceipt[R_co]: ...
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """See ``TaskFunction.enqueue``, also for Durability and Cancellation."""
@@ -522,7 +522,7 @@ class BoundTask(Generic[P, R]):
     ) -> JobReceipt[T]: ...
 
     @overload
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobReceipt[R]: ...
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobReceipt[R_co]: ...
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """See ``TaskFunction.enqueue_sync``, also for Durability and Cancellation."""

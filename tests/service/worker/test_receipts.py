@@ -1,6 +1,7 @@
 """Receipts of calls: they fetch the result, typed, with and without an event loop."""
 
 import copy
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -287,3 +288,45 @@ def test_type_checkers_see_the_type_of_the_result(tmp_path):
         'note: Revealed type is "Any"',
     ]
     assert said == expected
+
+
+@pytest.mark.slow
+def test_editors_see_it_too(tmp_path):
+    """Pyright, which many of them use, calls the result of a coroutine function by another name."""
+    pyright = [sys.executable, "-m", "pyright"]
+    tried = subprocess.run([*pyright, "--version"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"pyright cannot be fetched: {tried.stderr[-200:]}")
+    (tmp_path / "page.py").write_text(TYPED)
+    source = tmp_path / "source"  # a checkout may have another name
+    source.mkdir()
+    (source / "lodeq").symlink_to(Path(lodeq.__file__).resolve().parent)
+    settings = {"include": ["page.py"], "extraPaths": [str(source)], "pythonVersion": "3.11"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    told = subprocess.run(
+        [*pyright, "--outputjson", "--pythonpath", sys.executable, "--project", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = json.loads(told.stdout)["generalDiagnostics"]
+    found.sort(key=lambda one: one["range"]["start"]["line"])
+    lines = TYPED.splitlines()
+    errors = [one["range"]["start"]["line"] for one in found if one["severity"] == "error"]
+    assert [lines[at].strip() for at in dict.fromkeys(errors)] == [  # some have two
+        'await report.enqueue("x")',
+        'await report.options(priority=7).enqueue("x")',
+        'report.new("x")',
+        "await add.enqueue(1)",
+        'add.enqueue_sync(1, b="x")',
+        "found.value.line",
+        '@app.task("wrong", unique_by=3)',
+    ]
+    shown = [one["message"] for one in found if one["severity"] == "information"]
+    assert [text.rpartition(" is ")[2] for text in shown] == [
+        '"Result[Report] | None"',
+        '"Result[int] | None"',
+        '"Result[int] | None"',
+        '"Result[Report] | None"',
+        '"Any"',
+    ]
