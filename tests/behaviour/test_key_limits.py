@@ -13,6 +13,7 @@ import lodeq
 import lodeq.testing
 from lodeq import ALL_TENANTS
 from lodeq.engine.records.face import unpack_face
+from lodeq.repository.tasks import key_waits
 from lodeq.repository.tasks.key_waits import KeyWaits
 from lodeq.testing import ManualClock
 
@@ -297,6 +298,44 @@ async def test_another_limit_holds_at_once(engine, clock):
     await engine.configure("mail", key_concurrency=None)
     clock.advance(0.01)
     assert payloads(await mail.claim(limit=5)) == ["a3", "a4"]
+
+
+async def test_a_limit_that_changes_while_another_is_put_into_force_holds(
+    engine, clock, monkeypatch
+):
+    monkeypatch.setattr(key_waits, "SLICE", 1)
+    await engine.configure("mail", key_concurrency="1/customer")
+    mail = engine.queue("mail", lease=KEEPS)
+    await put(mail, "abc" * 4)
+    held = await mail.claim(limit=12)
+    await engine.configure("mail", key_concurrency="2/customer")
+    slices = engine._state.key_limits.slices()
+    next(slices)
+    await engine.configure("mail", key_concurrency="4/customer")
+    for _ in slices:
+        pass
+    clock.advance(0.01)
+    assert len(held + await mail.claim(limit=12)) == 12
+
+
+async def test_an_act_on_what_is_ready_holds_no_queue_up_for_good(engine, clock, monkeypatch):
+    monkeypatch.setattr(key_waits, "SLICE", 1)
+    for name in ("mail", "sms"):
+        await engine.configure(name, key_concurrency="1/customer")
+        await put(engine.queue(name), "aaaa")
+        assert len(await engine.queue(name, lease=KEEPS).claim(limit=4)) == 1
+    limits = engine._state.key_limits
+    for name in ("mail", "sms"):
+        await engine.configure(name, key_concurrency="4/customer")
+    limits.unswept_queues.update({b"mail": None, b"sms": None})
+    slices = limits.slices()
+    next(slices)
+    with limits.held():  # as a purge of what is ready
+        for _ in slices:
+            pass
+    clock.advance(0.01)
+    for name in ("mail", "sms"):
+        assert len(await engine.queue(name, lease=KEEPS).claim(limit=4)) == 3
 
 
 async def test_another_label_lets_go_what_waits_for_the_first(engine, clock):
