@@ -28,7 +28,7 @@ Run = Callable[[int], bool]
 def simulated(bug: planted.Bug) -> Run:
     """As `make test` does; the compiled build tries twice as many worlds."""
     seeds = int(SMALL["LODEQ_SIM_SEEDS"])
-    if bug.name.startswith(("limit: ", "history: ")):
+    if bug.name.startswith(("limit: ", "history: ", "keys: ")):
         seeds = max(30, seeds // 10)
 
     def run(first: int) -> bool:
