@@ -300,7 +300,7 @@ class Actors:
 
     async def change_keys(self) -> None:
         assert self.keys is not None
-        await asyncio.sleep(self.keys.draw.random() * 3)
+        await asyncio.sleep(self.keys.draw.random() * 4)
         await self.limit_keys(self.keys.drawn())
 
     async def fail_often(self, draw: random.Random) -> None:

@@ -40,6 +40,7 @@ class SimKeys:
         self.draw = draw = random.Random(f"{seed} keys")
         self.queue = draw.choice(("alpha", "alpha", "beta"))
         self.values = draw.choice(("a", "ab", "ab", "abc"))
+        self.is_set = False
         self.checked = 0  # claims that were looked at
         self.aside = 0  # rows that a kill found set aside
         self._holds: set[str | None] = {None}  # what may hold
@@ -72,11 +73,18 @@ class SimKeys:
         self._engine = engine
         self._look_anew()
 
+    def opening(self) -> dict[str, Any] | None:
+        """Settings at the beginning of a life; None: those that are there."""
+        if self.is_set and self.draw.random() < 0.7:
+            return None
+        self.is_set = True
+        return self.drawn(likely=0.95)
+
     def drawn(self, *, likely: float = 0.8) -> dict[str, Any]:
         """Other settings."""
         draw = self.draw
         label = draw.choice(("customer", "customer", "region"))
-        text = f"{draw.choice((1, 1, 2, 3))}/{label}" if draw.random() < likely else None
+        text = f"{draw.choice((1, 1, 1, 2, 3))}/{label}" if draw.random() < likely else None
         return {"key_concurrency": text, "concurrency": draw.choice((None, None, None, 4))}
 
     def changing(self, text: str | None) -> None:

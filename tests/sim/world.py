@@ -193,7 +193,8 @@ class World:
                 await actors.limit(self.limits)
             if self.keys is not None:
                 await self.keys.begin(engine)
-                await actors.limit_keys(self.keys.drawn(likely=0.95))
+                if (settings := self.keys.opening()) is not None:
+                    await actors.limit_keys(settings)
             if self.kept is not None and self.kept.random() < 0.4:
                 await actors.fail_often(self.kept)
             self.set_faults(is_on=has_faults)
@@ -227,7 +228,8 @@ class World:
                     await actors.rec.configure(name)
             if self.keys is not None:
                 await self.keys.begin(engine)
-                await actors.limit_keys(self.keys.drawn(likely=0.95))
+                if (settings := self.keys.opening()) is not None:
+                    await actors.limit_keys(settings)
                 await actors.run(for_s=1.0)
             await actors.drain(DRAIN_S)
             if self.kept is not None:
