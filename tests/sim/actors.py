@@ -127,7 +127,7 @@ class Actors:
     async def produce(self) -> None:
         draw = self.draw
         stats = await self.engine.stats()
-        if stats.ready + stats.delayed > PENDING_MAX:
+        if stats.ready + stats.delayed + stats.waiting > PENDING_MAX:
             await asyncio.sleep(0.1)
             return
         durable = True if draw.random() < 0.1 else None
@@ -300,7 +300,7 @@ class Actors:
 
     async def change_keys(self) -> None:
         assert self.keys is not None
-        await asyncio.sleep(self.keys.draw.random() * 4)
+        await asyncio.sleep(self.keys.draw.random() * self.keys.pause_s)
         await self.limit_keys(self.keys.drawn())
 
     async def fail_often(self, draw: random.Random) -> None:

@@ -40,6 +40,7 @@ class SimKeys:
         self.draw = draw = random.Random(f"{seed} keys")
         self.queue = draw.choice(("alpha", "alpha", "beta"))
         self.values = draw.choice(("a", "ab", "ab", "abc"))
+        self.pause_s = draw.choice((0.1, 4.0, 20.0))  # between two changes, at most
         self.is_set = False
         self.checked = 0  # claims that were looked at
         self.aside = 0  # rows that a kill found set aside
