@@ -86,7 +86,7 @@ def test_no_seed_breaks_a_limit_of_keys():
 
 
 # A setting that changed while the reaper looked at all keys for the one before.
-@pytest.mark.parametrize("seed", [36, 105])
+@pytest.mark.parametrize("seed", [84])
 def test_a_seed_with_a_limit_of_keys_that_once_failed(seed):
     World(seed, has_keys=True).run()
 
