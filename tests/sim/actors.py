@@ -290,6 +290,8 @@ class Actors:
         """Another limit of keys."""
         keys, text = self.keys, settings["key_concurrency"]
         assert keys is not None
+        if self.has_faults:  # leases of a shard that fails count no more, and no record may say so
+            settings = settings | {"concurrency": None}
 
         async def doing() -> None:
             await self.rec.configure(keys.queue, **settings)
