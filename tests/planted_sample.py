@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from model import bites, flow_bites, pieces
+from model import bites, flow_bites, key_bites, pieces
 from model.flows import FlowModel
+from model.keys import KeyModel
 from model.machine import Model
 from power import crew
 from power.bugs import BUGS as POWER_BUGS
@@ -30,6 +31,8 @@ def simulated(bug: planted.Bug) -> Run:
     seeds = int(SMALL["LODEQ_SIM_SEEDS"])
     if bug.name.startswith(("limit: ", "history: ")):
         seeds = max(30, seeds // 10)
+    elif bug.name.startswith("keys: "):
+        seeds = max(5, seeds // 20)
 
     def run(first: int) -> bool:
         with tempfile.TemporaryDirectory() as where:
@@ -85,6 +88,8 @@ def every() -> Iterator[tuple[str, str, Run]]:
         yield "model", one.__name__, modelled(bites.planted, one, Model, (6, 50))
     for one in flow_bites.BUGS:
         yield "flows", one.__name__, modelled(flow_bites.planted, one, FlowModel, (4, 40))
+    for one in (bug for bug in key_bites.BUGS if bug not in key_bites.AT_AN_OPEN):
+        yield "keys", one.__name__, modelled(key_bites.planted, one, KeyModel, (1, 40))
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ from ...engine.records.attempts import REASON_BYTES_MAX
 from ...engine.records.events import CLAIMED
 from ...engine.records.keyspace import ORDER_AT, READY, TASK, check_name
 from ...engine.records.policy import decode_policy
+from ...engine.records.queues.key_waits import NO_KEY
 from ...engine.records.result import Status
 from ...engine.records.rows import MOVED_ROW, IndexRow
 from ...engine.records.task import decode_task
@@ -127,7 +128,7 @@ def _deliver(
                     )
                 finally:  # also of those before what is raised: they are leased
                     if len(leases) - granted < len(run):
-                        _uncount_keys(picked[at + len(leases) - granted : at + len(run)])
+                        _uncount_keys(state, picked[at + len(leases) - granted : at + len(run)])
                     emit_leases(group, CLAIMED, leases[granted:], now_us)
                     if state.has_limits:
                         state.queue_limits.granted(leases[granted:], now_mono)
@@ -153,12 +154,13 @@ def _deliver(
     return leases
 
 
-def _uncount_keys(picked: list[Picked]) -> None:
-    """Rows that were to be leased are not: their keys have room again."""
+def _uncount_keys(state: EngineState, picked: list[Picked]) -> None:
+    """Rows that were to be leased are not: their keys have room again, which is theirs."""
     for shard_queue, row in picked:
         limit = shard_queue.tenant_queue.queue_state.key_limit
-        if limit is not None:
-            limit.leave(row[1])
+        key = limit.leave(row[1]) if limit is not None else NO_KEY
+        if key:
+            state.key_limits.woken[row[1]] = shard_queue.tenant_queue, key
 
 
 def _run(

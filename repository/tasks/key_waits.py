@@ -190,21 +190,25 @@ class KeyWaits:
         queues, shards = list(limits.unswept_queues), set(limits.unswept_shards)
         limits.unswept_queues.clear()
         limits.unswept_shards.clear()
-        for queue in list(state.queue_states) if shards else queues:
+        todo = list(state.queue_states) if shards else queues
+        for at, queue in enumerate(todo):
             queue_state = state.queue_states.get(queue)
+            mark = object()  # who wants another look meanwhile puts something else there
             for tenant_queue in list(queue_state.tenant_queues.values()) if queue_state else ():
                 for shard_queue in tenant_queue.shard_queues:
                     if shard_queue is None or not shard_queue.waiting:
                         continue
                     if queue in queues or shard_queue.shard in shards:
-                        limits.unswept_queues[queue] = None  # until it is done
+                        limits.unswept_queues.setdefault(queue, mark)  # until it is done
                         try:
                             yield from self._sweep(shard_queue)
                         except LodeqError as error:  # the others' keys do not wait for it
                             state.anomaly(f"{queue.decode()}: what waits for keys: {error}")
                         if limits.is_held:  # from the beginning, once that is over
+                            limits.unswept_queues.update(dict.fromkeys(todo[at:]))
                             return
-            limits.unswept_queues.pop(queue, None)
+            if limits.unswept_queues.get(queue) is mark:
+                del limits.unswept_queues[queue]
 
     def _sweep(self, shard_queue: ShardQueue) -> Iterator[dict[Shard, Group]]:
         start, shard = shard_queue.prefix + DELAYED, shard_queue.shard

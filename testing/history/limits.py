@@ -11,7 +11,7 @@ unless that was stepped since.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from .rules import broken
@@ -20,6 +20,7 @@ from .task_model import Call
 __all__ = ["LimitRule"]
 
 _ENDS = frozenset({"complete", "nack", "release", "bury", "cancel_lease", "redrive_lease"})
+_NONE: frozenset[str] = frozenset()
 
 
 class _Limits:
@@ -46,6 +47,7 @@ class LimitRule:
         self._ids: dict[str, int] = {}  # numbers of these tasks by id
         self._cancelled: set[str] = set()  # a cancel was invoked, and has not answered False
         self._wall_less_mono_us = 0
+        self._key_labels: dict[str, set[str]] = {}  # by queue: what its keys go, or went, by
         self._stepped = 0  # number of the record of the wall clock's last step
         self.checked = 0  # starts of queues with a limit
         self._is_loose = False  # a shard may have failed: its leases do not count any more
@@ -58,6 +60,8 @@ class LimitRule:
         if call.kind == "configure":
             limits = self._queues.setdefault(params["queue"], _Limits())
             limits.since = 1 << 62
+            if "keys" in params:
+                self._key_labels.setdefault(params["queue"], set()).add(params["keys"])
         elif call.kind in _ENDS:
             self._end(params["n"])
         elif call.kind == "complete_many":
@@ -71,6 +75,15 @@ class LimitRule:
             seconds_us = int(params.get("seconds_us") or 0)
             if seconds_us:
                 self._live[params["n"]] = queue, min(until_us, call.mono_us + seconds_us - 1000)
+
+    def may_wait(self, queue: str, labels: Collection[str]) -> bool:
+        """Return whether a task may be, or have been, set aside because its key was full.
+
+        Args:
+            queue: of the task.
+            labels: names of its labels.
+        """
+        return not self._key_labels.get(queue, _NONE).isdisjoint(labels)
 
     def answered(
         self, call: Call, answer: Any, queues: dict[int, str], at: int, now_us: int

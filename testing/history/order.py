@@ -34,7 +34,8 @@ def delivered(h: Inference, task: TaskModel, call: Call, attempt: int) -> None:
         order = task.queue_model.order[shard] = [Deliveries() for _ in range(_PRIORITIES)]
     is_first = task.deliveries == 0 and attempt == 1
     is_pristine = is_first and task.acked_at > h.cut_at and not task.has_waited()
-    if is_pristine and not task.is_redriven:
+    may_wait = task.labels and h.limits.may_wait(task.queue_model.name[0], task.labels)
+    if is_pristine and not task.is_redriven and not may_wait:
         _check_order(h, task, call, order)
     if call.params.get("starvation"):  # it may serve the oldest first
         return

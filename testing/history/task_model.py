@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Collection
 from typing import Any
 
 from .states import ABSENT, EXPORTED, NO_CLAIMS, SHORT, Claims, Op, States
@@ -149,6 +150,7 @@ class TaskModel:
         "is_redriven",
         "is_windowed",
         "key",
+        "labels",
         "leaves_nothing",
         "log",
         "number",
@@ -180,6 +182,7 @@ class TaskModel:
         self.retention_us: int | None = get("retention_us")
         self.dead_retention_us: int | None = get("dead_retention_us")
         self.is_windowed: bool = get("windowed", False)
+        self.labels: Collection[str] = get("labels", ())  # their names
         self.is_alone: bool = get("alone", False)  # has a shard of its own choice
         self.states: States = frozenset([ABSENT])
         self.doing: dict[int, tuple[Op, ...]] = {}  # operations under way

@@ -13,6 +13,7 @@ import lodeq
 import lodeq.testing
 from lodeq import ALL_TENANTS
 from lodeq.engine.records.face import unpack_face
+from lodeq.repository.tasks import claim, key_waits
 from lodeq.repository.tasks.key_waits import KeyWaits
 from lodeq.testing import ManualClock
 
@@ -150,6 +151,49 @@ async def test_of_one_key_the_order_follows_a_new_priority(engine):
     report = await engine.act("reprioritise", last, priority=2, limit=1)
     assert report.done == 1
     await lease.complete()
+    await turns()
+    assert payloads(await mail.claim()) == ["a2"]
+
+
+async def test_what_was_let_go_and_gets_another_priority_lets_nobody_else_go(engine):
+    await engine.configure("mail", key_concurrency="1/customer")
+    mail = engine.queue("mail", lease=KEEPS)
+    await put(mail, "aaaa")
+    (lease,) = await mail.claim(limit=4)
+    await lease.complete()
+    await turns()
+    done, cursor, every = 0, "", lodeq.TaskFilter(queue="mail")
+    while cursor is not None:  # whoever becomes ready meanwhile is behind it
+        report = await engine.act("reprioritise", every, priority=2, limit=1, cursor=cursor or None)
+        done, cursor = done + report.done, report.cursor
+        await turns()
+    assert done == 3
+    stats = await mail.stats()
+    assert (stats.ready, stats.waiting) == (1, 2)
+    (first,) = await mail.list("ready")
+    assert await engine.cancel(first.id)  # it still has the room
+    await turns()
+    assert payloads(await mail.claim(limit=4)) == ["a2"]
+
+
+async def test_a_task_that_a_claim_could_not_grant_keeps_its_room(engine, monkeypatch):
+    await engine.configure("mail", key_concurrency="1/customer")
+    mail = engine.queue("mail", lease=KEEPS)
+    await put(mail, "aaa")
+    (lease,) = await mail.claim(limit=3)
+    await lease.complete()
+    await turns()
+    real = claim.grant
+
+    def grant(*args):
+        monkeypatch.setattr(claim, "grant", real)
+        raise lodeq.StorageError("once")
+
+    monkeypatch.setattr(claim, "grant", grant)
+    with pytest.raises(lodeq.StorageError, match="once"):
+        await mail.claim(limit=2)
+    (first,) = await mail.list("ready")
+    assert await engine.cancel(first.id)
     await turns()
     assert payloads(await mail.claim()) == ["a2"]
 
@@ -297,6 +341,44 @@ async def test_another_limit_holds_at_once(engine, clock):
     await engine.configure("mail", key_concurrency=None)
     clock.advance(0.01)
     assert payloads(await mail.claim(limit=5)) == ["a3", "a4"]
+
+
+async def test_a_limit_that_changes_while_another_is_put_into_force_holds(
+    engine, clock, monkeypatch
+):
+    monkeypatch.setattr(key_waits, "SLICE", 1)
+    await engine.configure("mail", key_concurrency="1/customer")
+    mail = engine.queue("mail", lease=KEEPS)
+    await put(mail, "abc" * 4)
+    held = await mail.claim(limit=12)
+    await engine.configure("mail", key_concurrency="2/customer")
+    slices = engine._state.key_limits.slices()
+    next(slices)
+    await engine.configure("mail", key_concurrency="4/customer")
+    for _ in slices:
+        pass
+    clock.advance(0.01)
+    assert len(held + await mail.claim(limit=12)) == 12
+
+
+async def test_an_act_on_what_is_ready_holds_no_queue_up_for_good(engine, clock, monkeypatch):
+    monkeypatch.setattr(key_waits, "SLICE", 1)
+    for name in ("mail", "sms"):
+        await engine.configure(name, key_concurrency="1/customer")
+        await put(engine.queue(name), "aaaa")
+        assert len(await engine.queue(name, lease=KEEPS).claim(limit=4)) == 1
+    limits = engine._state.key_limits
+    for name in ("mail", "sms"):
+        await engine.configure(name, key_concurrency="4/customer")
+    limits.unswept_queues.update({b"mail": None, b"sms": None})
+    slices = limits.slices()
+    next(slices)
+    with limits.held():  # as a purge of what is ready
+        for _ in slices:
+            pass
+    clock.advance(0.01)
+    for name in ("mail", "sms"):
+        assert len(await engine.queue(name, lease=KEEPS).claim(limit=4)) == 3
 
 
 async def test_another_label_lets_go_what_waits_for_the_first(engine, clock):

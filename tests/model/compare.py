@@ -42,8 +42,17 @@ def shown(t):
 
 class Compare:
     def __init__(self, model):
+        self.model = model
         self.engine, self.ref, self.ids = model.engine, model.ref, model.ids
         self.queues, self.shards, self.touched = model.queues, model.shards, model.touched
+
+    async def all(self, touched):
+        """Everything observable; results of what the step touched."""
+        await self.lists()
+        await self.stats()
+        await self.history()
+        for n in sorted(touched):
+            await self.one(n)
 
     def text(self, error):
         return error if isinstance(error, str) else f"{error[0]} {self.ids[error[1]]}"
@@ -144,10 +153,11 @@ class Compare:
         await self.settle(
             [t for (_, state), ts in found.items() if state in STATES[:3] for t in ts]
         )
+        self.look(found)
         orders = {
             "ready": lambda t: (t.spec.tenant, t.order),
             "delayed": lambda t: (t.spec.tenant, t.due, t.seq),
-            "waiting": lambda t: (t.spec.tenant, t.seq),
+            "waiting": self.order_of_waiting,
             "leased": lambda t: (t.lease.leased, self.ids[t.spec.n]),
             "dead": lambda t: (t.spec.tenant, t.died, self.ids[t.spec.n]),
         }
@@ -164,6 +174,12 @@ class Compare:
                 listed = [shown(t) for t in found[name, status]]
                 assert len(listed) == len(over)
                 assert {t[0]: t for t in listed} == over
+
+    def look(self, found):
+        """Before they are compared: for what is nobody's promise."""
+
+    def order_of_waiting(self, t):
+        return (t.spec.tenant, t.seq)
 
     async def stats(self):
         ref, total = self.ref, await self.engine.stats()
@@ -245,9 +261,4 @@ class Compare:
 
 async def compare(model):
     """Everything observable; results of what the step touched."""
-    this = Compare(model)
-    await this.lists()
-    await this.stats()
-    await this.history()
-    for n in sorted(model.touched):
-        await this.one(n)
+    await model.comparison(model).all(model.touched)

@@ -33,6 +33,7 @@ class Spec(NamedTuple):
     window: int | None = None
     on_conflict: str = "return"
     headers: Any = None
+    labels: Any = None
 
 
 @dataclass(eq=False)

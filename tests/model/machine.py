@@ -58,6 +58,7 @@ class Model(World):
             on_conflict=t.on_conflict,
             headers=t.headers,
             max_attempts=t.max_attempts,
+            labels=t.labels,
         )
         receipt, expected = self.both(call, self.ref.enqueue, s)
         if receipt is not None:

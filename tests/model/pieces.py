@@ -3,9 +3,11 @@
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 from model.flows import FlowModel
+from model.keys import KeyModel
 from model.machine import Model
 from model.stored import StoredModel
 from model.stored_flows import StoredFlowModel
+from model.stored_keys import StoredKeyModel
 
 __all__ = ["MACHINES", "PIECE", "play"]
 
@@ -14,6 +16,8 @@ MACHINES = {
     "model-rocksdict": StoredModel,
     "model-workflows": FlowModel,
     "model-workflows-rocksdict": StoredFlowModel,
+    "model-keys": KeyModel,
+    "model-keys-rocksdict": StoredKeyModel,
 }
 PIECE = 50
 

@@ -336,12 +336,15 @@ class Reference:
             if good or not picked:
                 break
         for t in good:
-            t.state, t.attempts = "leased", t.attempts + 1
-            if self.limits.get(t.spec.queue, (None,))[0] is not None:
-                self.starts[t.spec.queue] = [*self.recent(t.spec.queue), self.mono]
-            t.lease = Lease(self.wall, length, self.mono + length, worker, exported)
-        self.totals["claimed"] += len(good)
+            self.grant(t, length, worker, exported)
         return good
+
+    def grant(self, t, length, worker, exported):
+        t.state, t.attempts = "leased", t.attempts + 1
+        if self.limits.get(t.spec.queue, (None,))[0] is not None:
+            self.starts[t.spec.queue] = [*self.recent(t.spec.queue), self.mono]
+        t.lease = Lease(self.wall, length, self.mono + length, worker, exported)
+        self.totals["claimed"] += 1
 
     def claim_dead(self, queue, tenant, limit, length, worker, exported, seen):
         """The dead letters that died first; of one millisecond in any order."""

@@ -8,7 +8,7 @@ from hypothesis.stateful import (
     initialize,
     invariant,
 )
-from model.compare import compare, payload, us
+from model.compare import Compare, compare, payload, us
 from model.facts import Policy, RefusedError, Spec
 from model.reference import Reference
 
@@ -44,6 +44,8 @@ def ms(seconds):
 
 class World(RuleBasedStateMachine):
     """An engine, the reference, and how to ask both; over a store in memory."""
+
+    comparison = Compare
 
     def __init__(self):
         super().__init__()
@@ -152,7 +154,12 @@ class World(RuleBasedStateMachine):
             ms(o["window"]) if keyed else None,
             o["on_conflict"] if keyed else "return",
             o["headers"],
+            self.labels_of(self.n),
         )
+
+    def labels_of(self, n):
+        """The labels of a task."""
+        return
 
     def new_task(self, s, o, tenant_queue=None):
         return NewTask(
@@ -167,6 +174,7 @@ class World(RuleBasedStateMachine):
             s.on_conflict,
             s.headers,
             o["max_attempts"],
+            labels=s.labels,
         )
 
     def same_receipt(self, receipt, expected):

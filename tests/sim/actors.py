@@ -12,6 +12,8 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from sim.keys import SimKeys
+
 import lodeq
 from lodeq.testing import Recorder
 
@@ -38,6 +40,7 @@ class Actors:
     Args:
         has_faults: whether the store may fail; without it every storage error is a failure.
         has_ttl, has_purge: whether tasks expire and queues are purged; drawn by ``world.py``.
+        keys: a limit of keys.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Actors:
         has_faults: bool,
         has_ttl: bool,
         has_purge: bool,
+        keys: SimKeys | None = None,
     ) -> None:
         self.engine = engine
         self.rec = recorder
@@ -56,6 +60,7 @@ class Actors:
         self.has_faults = has_faults
         self.has_ttl = has_ttl
         self.has_purge = has_purge
+        self.keys = keys
         backoff = lodeq.Backoff(draw.choice(("fixed", "full_jitter")), base=0.2, cap=2.0)
         retention = draw.choice((3600.0, 3600.0, 2.0, 0))
         self.queues = [
@@ -113,12 +118,16 @@ class Actors:
             delay=draw.choice((0.0, 0.05, 1.5)) if draw.random() < 0.2 else None,
             ttl=draw.choice((0.5, 3.0)) if self.has_ttl and draw.random() < 0.2 else None,
             max_attempts=draw.choice((1, 2, 3, 5)),
+            labels=self.labels(),
         )
+
+    def labels(self) -> dict[str, str] | None:
+        return None if self.keys is None else self.keys.labels()
 
     async def produce(self) -> None:
         draw = self.draw
         stats = await self.engine.stats()
-        if stats.ready + stats.delayed > PENDING_MAX:
+        if stats.ready + stats.delayed + stats.waiting > PENDING_MAX:
             await asyncio.sleep(0.1)
             return
         durable = True if draw.random() < 0.1 else None
@@ -164,7 +173,12 @@ class Actors:
             doing = rec.complete(lease, b"r", keep=draw.random() < 0.9, durable=durable)
         elif how == "then":
             then = [
-                lodeq.NewTask(b"next", max_attempts=2, delay=draw.choice((None, None, 0.1)))
+                lodeq.NewTask(
+                    b"next",
+                    max_attempts=2,
+                    delay=draw.choice((None, None, 0.1)),
+                    labels=self.labels(),
+                )
                 for _ in range(draw.randint(1, 3))
             ]
             doing = rec.complete(lease, {"n": 1}, then=then)
@@ -272,6 +286,25 @@ class Actors:
                 self.rec.configure(name, rate=rate, concurrency=draw.choice((None, 1, 2, 5)))
             )
 
+    async def limit_keys(self, settings: dict[str, Any]) -> None:
+        """Another limit of keys."""
+        keys, text = self.keys, settings["key_concurrency"]
+        assert keys is not None
+        if self.has_faults:  # leases of a shard that fails count no more, and no record may say so
+            settings = settings | {"concurrency": None}
+
+        async def doing() -> None:
+            await self.rec.configure(keys.queue, **settings)
+            keys.changed(text)
+
+        keys.changing(text)
+        await self.attempt(doing())
+
+    async def change_keys(self) -> None:
+        assert self.keys is not None
+        await asyncio.sleep(self.keys.draw.random() * self.keys.pause_s)
+        await self.limit_keys(self.keys.drawn())
+
     async def fail_often(self, draw: random.Random) -> None:
         """More failed attempts than are kept."""
         task = lodeq.NewTask(b"fails", max_attempts=draw.choice((11, 13)))
@@ -295,6 +328,8 @@ class Actors:
             self.operate,
             self.consume_dead,
         )
+        if self.keys is not None:
+            ones = (*ones, self.change_keys)
         tasks = [asyncio.ensure_future(self.while_alive(one)) for one in ones]
         over = asyncio.ensure_future(self.is_over.wait())
         await asyncio.wait([over, *tasks], timeout=for_s, return_when="FIRST_COMPLETED")

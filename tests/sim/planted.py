@@ -79,7 +79,7 @@ def hunt(
     """The first seed that finds the bug, and what it said; (None, …) if none does."""
     plant(bug, where)
     path = os.pathsep.join([str(where), str(ROOT / "tests")])
-    is_limit, is_history = (bug.name.startswith(kind) for kind in ("limit: ", "history: "))
+    kind = bug.name.partition(": ")[0]
     command = [
         sys.executable,
         str(ROOT / "tests" / "sim" / "run.py"),
@@ -97,8 +97,9 @@ def hunt(
         env={
             **os.environ,
             "PYTHONPATH": path,
-            "LODEQ_SIM_LIMITS": "1" * is_limit,
-            "LODEQ_SIM_HISTORY": "1" * is_history,
+            "LODEQ_SIM_LIMITS": "1" * (kind == "limit"),
+            "LODEQ_SIM_HISTORY": "1" * (kind == "history"),
+            "LODEQ_SIM_KEYS": "1" * (kind == "keys"),
         },
         cwd=where,
         capture_output=True,

@@ -30,13 +30,19 @@ REGRESSIONS = HERE / "regressions.txt"
 CHUNK = 10
 GATE, GATE_REPLICAS = "sim", "replicas"
 HAS_HISTORY = bool(os.environ.get("LODEQ_SIM_HISTORY"))  # worlds that keep a history
+HAS_KEYS = bool(os.environ.get("LODEQ_SIM_KEYS"))  # worlds with a limit of keys
 HAS_LIMITS = bool(os.environ.get("LODEQ_SIM_LIMITS"))  # worlds with limits of queues
+
+
+def drawn(seed: int) -> World:
+    """The world of a seed, as the environment says."""
+    return World(seed, has_limits=HAS_LIMITS, has_history=HAS_HISTORY, has_keys=HAS_KEYS)
 
 
 def run_seed(seed: int) -> str | None:
     """What is wrong with this seed; None if nothing is."""
     try:
-        World(seed, has_limits=HAS_LIMITS, has_history=HAS_HISTORY).run()
+        drawn(seed).run()
     except Exception as error:
         told = "".join(traceback.format_exception(error)[-12:])
         return f"{type(error).__name__}: {error}\n{told}"
@@ -99,7 +105,7 @@ def keep(seeds: Iterable[int]) -> None:
 
 def show_one(seed: int) -> int:
     """One seed, told in full."""
-    world = World(seed, has_limits=HAS_LIMITS, has_history=HAS_HISTORY)
+    world = drawn(seed)
     try:
         world.run()
     except Exception:

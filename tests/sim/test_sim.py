@@ -70,6 +70,28 @@ def test_no_seed_breaks_a_limit():
 
 
 @pytest.mark.sample
+def test_no_seed_breaks_a_limit_of_keys():
+    """The same worlds with a limit of keys: no key is above it, and what waits for one goes."""
+    checked = aside = 0
+    for seed in range(FIRST, FIRST + max(5, SEEDS // 20)):
+        world = World(seed, has_keys=True)
+        try:
+            world.run()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, with a limit of keys") from error
+        checked += world.keys.checked
+        aside += world.keys.aside
+    assert checked > 100
+    assert aside or SEEDS < 200
+
+
+# A setting that changed while the reaper looked at all keys for the one before.
+@pytest.mark.parametrize("seed", [84])
+def test_a_seed_with_a_limit_of_keys_that_once_failed(seed):
+    World(seed, has_keys=True).run()
+
+
+@pytest.mark.sample
 def test_no_seed_breaks_a_promise_of_the_history():
     """The same worlds with a history: rule 23, and all others of rows that stay for longer."""
     without = 0

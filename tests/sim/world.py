@@ -17,6 +17,7 @@ from typing import Any
 
 from sim.actors import TENANT_QUEUES, Actors
 from sim.journal import SimJournal
+from sim.keys import SimKeys
 from sim.knobs import turned
 
 import lodeq
@@ -69,8 +70,16 @@ class Profile:
 class World:
     """Runs one seed. ``records`` is the history, ``digest`` tells two runs apart."""
 
-    def __init__(self, seed: int, *, has_limits: bool = False, has_history: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        has_limits: bool = False,
+        has_history: bool = False,
+        has_keys: bool = False,
+    ) -> None:
         self.seed = seed
+        self.keys = SimKeys(seed) if has_keys else None  # with draws of its own, as all of these
         # Of its own, as well.
         self.kept = random.Random(f"{seed} history") if has_history else None
         self.history_s = self.kept.choice(HISTORY_S) if self.kept is not None else 0
@@ -140,6 +149,8 @@ class World:
 
     def disturb(self, step: int) -> None:
         """Before every step: now and then the process stands still, or its clock is stepped."""
+        if self.keys is not None:
+            self.keys.check()
         draw = self.draw
         if draw.random() < 0.0005:
             self.sim.loop.pause(draw.choice((0.05, 0.5, 5.0)))
@@ -167,6 +178,7 @@ class World:
             has_faults=has_faults,
             has_ttl=profile.has_ttl,
             has_purge=profile.has_purge,
+            keys=self.keys,
         )
 
     def live(self) -> None:
@@ -179,6 +191,10 @@ class World:
             await actors.rec.look()
             if self.limits is not None and self.limits.random() < 0.7:
                 await actors.limit(self.limits)
+            if self.keys is not None:
+                await self.keys.begin(engine)
+                if (settings := self.keys.opening()) is not None:
+                    await actors.limit_keys(settings)
             if self.kept is not None and self.kept.random() < 0.4:
                 await actors.fail_often(self.kept)
             self.set_faults(is_on=has_faults)
@@ -188,8 +204,13 @@ class World:
         disk.die_at_write = disk.writes + draw.randrange(1, 12) if draw.random() < 0.15 else -1
         dies = None if draw.random() < 0.2 else int(10 ** draw.uniform(1.5, 3.6))
         self.sim.live(life, die_at_step=dies, crash=crash, on_step=self.disturb, **self.options)
+        self.life_is_over()
         if self.journal is not None:
             self.journal.crash(is_power=crash == "power")
+
+    def life_is_over(self) -> None:
+        if self.keys is not None:
+            self.keys.over(self.sim.disk)
 
     def drain(self) -> None:
         self.set_faults(is_on=False)
@@ -205,13 +226,20 @@ class World:
             if self.limits is not None:
                 for name in dict(TENANT_QUEUES):
                     await actors.rec.configure(name)
+            if self.keys is not None:
+                await self.keys.begin(engine)
+                if (settings := self.keys.opening()) is not None:
+                    await actors.limit_keys(settings)
+                await actors.run(for_s=1.0)
             await actors.drain(DRAIN_S)
             if self.kept is not None:
                 for _ in range(2):  # the sweep has seen what is over by now, and nothing else
                     await asyncio.sleep(self.kept.choice((70.0, 200.0, 2500.0, 4000.0)))
                     await actors.rec.look()
 
-        self.sim.live(last, **self.options)
+        on_step = None if self.keys is None else lambda _: self.keys.check()
+        self.sim.live(last, on_step=on_step, **self.options)
+        self.life_is_over()
         if self.journal is not None:
             self.journal.crash(is_power=False)
             self.journal.judge(is_whole=not self.profile.has_power)
@@ -219,7 +247,8 @@ class World:
     def run(self) -> None:
         """All of it. Raises what is wrong."""
         hears = nullcontext() if self.journal is None else self.journal.overhear()
-        with hears, turned(self.draw, self.profile.knobs) as self.knobs:
+        keys = nullcontext() if self.keys is None else self.keys.turned()
+        with hears, keys, turned(self.draw, self.profile.knobs) as self.knobs:
             for _ in range(self.profile.lives):
                 self.live()
             self.drain()

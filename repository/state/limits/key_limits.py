@@ -112,7 +112,7 @@ class KeyLimits:
         # Tasks that were let go, and that no claim has met since.
         self.woken: dict[bytes, tuple[TenantQueue, int]] = {}
         # What the reaper is to go through, whatever is known: queues, and shards as a whole.
-        self.unswept_queues: dict[bytes, None] = {}
+        self.unswept_queues: dict[bytes, object] = {}
         self.unswept_shards: dict[Shard, None] = {}
         self._is_noted = False
         self._holds = 0  # who goes through what is ready, and means nothing that comes meanwhile

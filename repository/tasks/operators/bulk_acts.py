@@ -414,7 +414,10 @@ def _reprioritise(
     if key != first_key(task.id, record):
         moved, flags = encode_moved(Moved(row.attempts, key)), flags | MOVED_ROW
     row = row._replace(priority=priority, flags=flags)
+    woken = state.key_limits.woken.pop(task.id, None)  # it goes nowhere: nobody gets its room
     leave(state, group, location)
+    if woken is not None:
+        state.key_limits.woken[task.id] = woken
     if moved is not None or location.has_moved:
         group.ops.append((MOVED + task.id, moved))
     if location.kind == READY:

@@ -29,7 +29,7 @@ from ....repository.api.engine import Engine
 from ....repository.api.queue import LEASE_S, Queue, options_of
 from ....repository.api.view import view_of
 from ....repository.model.arguments import duration_s
-from ....repository.model.queue_settings import parse_rate
+from ....repository.model.queue_settings import label_of, parse_rate
 from ....repository.model.values import AnyId, Duration, NewTask, Receipt
 from ....repository.tasks.lease import Lease
 from ..rules import broken
@@ -182,6 +182,7 @@ class Recorder:
                 headers=new.headers,
                 max_attempts=new.max_attempts,
                 shard_key=new.shard_key,
+                labels=new.labels,
                 durable=durable,
             )
 
@@ -464,14 +465,20 @@ class Recorder:
         await queue.resume()
 
     async def configure(
-        self, queue: str, *, rate: str | None = None, concurrency: int | None = None
+        self,
+        queue: str,
+        *,
+        rate: str | None = None,
+        concurrency: int | None = None,
+        key_concurrency: str | None = None,
     ) -> None:
-        """Call ``engine.configure`` with both limits of a queue; None takes one back.
+        """Call ``engine.configure`` with all limits of a queue; None takes one back.
 
         Args:
             queue: its name.
             rate: starts in any window of a period, such as ``"10/s"``.
             concurrency: leases at once.
+            key_concurrency: leases at once for each value of a label, such as ``"2/customer"``.
         """
         params: dict[str, Any] = {"queue": queue}
         if rate is not None:
@@ -479,7 +486,15 @@ class Recorder:
             params["rate"] = [count, period_ms * 1000]
         if concurrency is not None:
             params["concurrency"] = concurrency
-        call = partial(self.engine.configure, queue, rate=rate, concurrency=concurrency)
+        if key_concurrency is not None:
+            params["keys"] = label_of(key_concurrency)
+        call = partial(
+            self.engine.configure,
+            queue,
+            rate=rate,
+            concurrency=concurrency,
+            key_concurrency=key_concurrency,
+        )
         await self._call("configure", params, call)
 
     async def fsync(self) -> None:

@@ -69,6 +69,8 @@ def serialise_options(fields: dict[str, Any], task: NewTask) -> None:
         fields["conflict"] = task.on_conflict
     if task.shard_key is not None:
         fields["alone"] = True
+    if task.labels:
+        fields["labels"] = dict(task.labels)
 
 
 def serialise_delay(delay: Duration | None) -> dict[str, int]:

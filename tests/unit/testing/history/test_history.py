@@ -371,6 +371,30 @@ def test_order_over_shards_is_held_where_it_is_asked_for() -> None:
     assert check(records, shards=1).rule == 7
 
 
+def test_no_order_is_asked_of_a_task_that_may_have_been_set_aside() -> None:
+    """Its label is one that a limit of keys of its queue goes, or went, by."""
+
+    def records(**labels: str) -> list[list]:
+        return [
+            limited(7, keys="customer"),
+            ok(7),
+            limited(8),
+            ok(8),
+            enqueue(1, new(1)),
+            got(1, receipt(A)),
+            enqueue(2, new(2, priority=9, labels=labels)),
+            got(2, receipt(B)),
+            claim(3),
+            got(3, (1, A, 1, 5)),
+            claim(4),
+            got(4, (2, B, 1, 6)),
+        ]
+
+    assert check(records(customer="acme")).ok
+    assert check(records(customer="acme")[2:]).rule == 7
+    assert check(records(region="north")).rule == 7
+
+
 def test_the_automaton_is_finite() -> None:
     """Every pair of operations on a state ends, and nothing either can do is left out."""
     names = (
