@@ -52,6 +52,7 @@ from cases import (
     pipeline,
     processes,
     queues,
+    rates,
     replicated,
     served,
     served_processes,
@@ -105,6 +106,7 @@ CASES: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "log-groups": log_groups.log_groups,
     "moves": moves.moves,
     "deploys": deploys.deploys,
+    "rates": rates.rates,
     "shards": shards.shards,
     "many-queues": queues.queues,
     "body-writes": bodies.body_writes,
@@ -133,6 +135,7 @@ ALONE = (
     "replicated",
     "log-groups",
     "moves",
+    "rates",
     "searches",
     "peers",
 )  # run when they are asked for: they take long, or need servers

@@ -6,7 +6,9 @@ there, which in the midst of a deploy are tenths of a second. One that this work
 minutes is *stranded*: it is still given back, and the worker's beats say so.
 
 The same holds for a task whose arguments do not fit the function here while the store has another
-version of it published. After an hour such a task fails as any other: nobody has taken it.
+version of it published, or if they have others' names and the task carries the function's face:
+whoever gave it that checked them, against a version of which no worker may have started yet. After
+an hour such a task fails as any other: nobody has taken it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from .backend import WorkerBackend
     from .context import Context
 
-__all__ = ["Elsewhere", "NoSuchFunctionError"]
+__all__ = ["Elsewhere", "MisfitError", "NoSuchFunctionError"]
 
 DELAY_S: Final = 0.1  # the shortest …
 DELAY_S_MAX: Final = 60.0  # … and the longest wait before it is offered again
@@ -43,6 +45,10 @@ log = logging.getLogger("lodeq.worker")
 
 class NoSuchFunctionError(UsageError):
     """A task names a function that is not registered here, or another version of one."""
+
+
+class MisfitError(UsageError):
+    """The names of a task's arguments are not those of the function's parameters."""
 
 
 class _Met(NamedTuple):
@@ -75,21 +81,37 @@ class Elsewhere:
         self._log(clock.mono(), context, delay_s, error, is_stranded=is_stranded)
         return Outcome("released", delay_s=delay_s, error=error)
 
-    async def is_other_version(
-        self, backend: WorkerBackend, context: Context, queue: str, function: str
-    ) -> bool:
-        """Return whether the store has other parameters published for a function than it has here.
+    async def other_version(
+        self,
+        backend: WorkerBackend,
+        context: Context,
+        queue: str,
+        function: str,
+        error: UsageError,
+    ) -> NoSuchFunctionError | None:
+        """Return the error of a task that is meant for another version of a function, if it is.
 
         Args:
             backend: the store and its clock.
             context: of the task whose arguments do not fit.
             queue: of the function.
             function: its name.
+            error: why they do not fit.
         """
-        key = queue, function
-        own, now = self._signatures.get(key), backend.clock.mono()
+        own = self._signatures.get((queue, function))
         if own is None or _age_s(backend.clock, context) > VERSION_S:
-            return False
+            return None
+        if await self._is_published(backend, queue, function, own):
+            return NoSuchFunctionError(f"another version of it is published: {error}")
+        if isinstance(error, MisfitError) and await _has_face(backend, context, function):
+            return NoSuchFunctionError(f"they fitted another version of it: {error}")
+        return None
+
+    async def _is_published(
+        self, backend: WorkerBackend, queue: str, function: str, own: str
+    ) -> bool:
+        """Return whether the store has other parameters published for it than it has here."""
+        key, now = (queue, function), backend.clock.mono()
         looked, published = self._published.get(key, (float("-inf"), ""))
         if now >= looked + LOOK_S:
             try:
@@ -156,6 +178,15 @@ class Elsewhere:
             error,
             extra=fields("task_stranded" if is_stranded else "function_unknown", context),
         )
+
+
+async def _has_face(backend: WorkerBackend, context: Context, function: str) -> bool:
+    """Return whether a task was enqueued as a call of the function, so with checked arguments."""
+    try:
+        task = await backend.engine.get(context.task_id)
+    except (LodeqError, OSError):
+        return False  # it says nothing now
+    return task is not None and task.function == function
 
 
 def _age_s(clock: Clock, context: Context) -> float:

@@ -22,6 +22,7 @@ from ....repository.model.values import AnyId, Backoff, Codec, Duration, NewTask
 from ..typed.signature import TypedSignature
 from .batches import batches_of
 from .control import Control
+from .elsewhere import MisfitError
 from .limit_keys import LimitBy, limit_key_of
 from .provided import names_from_setup
 from .receipt import JobReceipt, ResultHost
@@ -472,7 +473,7 @@ class TaskFunction(Generic[P, R_co]):
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
             why = _unknown_argument(self._signature, kwargs) or error
-            raise UsageError(f"{self.name}{self._signature}: {why}") from error
+            raise MisfitError(f"{self.name}{self._signature}: {why}") from error
         self._check_stored(bound.arguments)
         values = self.typed.decode(kwargs if not args else bound.arguments)
         return (), values | self._app.provided(self) if self.from_setup else values

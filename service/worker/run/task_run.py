@@ -261,8 +261,8 @@ async def _attempt(
     except BaseException as error:  # noqa: BLE001 - a codec may raise anything
         if isinstance(error, UsageError) and function is not None:
             queue, name = function.queue, function.name
-            if await elsewhere.is_other_version(backend, context, queue, name):
-                other = NoSuchFunctionError(f"another version of it is published: {error}")
+            other = await elsewhere.other_version(backend, context, queue, name, error)
+            if other is not None:
                 return elsewhere.give_back(backend.clock, context, name, other)
         return Outcome("failed", reason=str(error), error=error)
     context.name = function.name

@@ -77,6 +77,22 @@ async def test_functions_of_either_release_wait_for_it_in_both_orders():
     assert ran == [("added", 1, 1), ("removed", 2, 1)]
 
 
+async def test_arguments_that_were_checked_wait_before_their_version_is_published(caplog):
+    """Producers may be deployed first: no worker of the new release has started yet."""
+    clock, ran = ManualClock(), []
+    old, new = release(ran, is_new=False), release(ran, is_new=True)
+    async with worker(old, clock=clock) as bench, new.use(bench.engine):
+        await bench.engine.publish_functions(old.published())
+        receipt = await new.function("mail", "send").enqueue("a", copies=2)
+        assert await waits_of(old, bench, receipt, clock, 3) == [0.1, 0.1, 0.2]
+        assert "they fitted another version of it: send(to: str)" in caplog.text
+        assert (await new.drain()).completed == 1
+        await new.function("mail", "send").enqueue("b", copies=3)
+        clock.advance(3601)
+        assert (await old.drain(errors="keep")).failed == 1
+    assert ran == [("new", "a", 2, 1)]
+
+
 async def test_wrong_arguments_of_the_published_version_fail_as_ever():
     clock, ran = ManualClock(), []
     old = release(ran, is_new=False)
