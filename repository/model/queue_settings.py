@@ -56,6 +56,7 @@ CONCURRENCY_MAX: Final = 1_000_000
 _COUNT_MAX: Final = 1 << 62
 _KEYS: Final = re.compile(r"(\d{1,7})\s*/\s*([^=\0\s][^=\0]*)")
 _PERIODS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+SMOOTH_MS: Final = 100  # the shortest period of a smooth rate, where one so long is as good
 _RATE: Final = re.compile(r"(\d{1,6})\s*/\s*(\d{0,9})\s*(ms|[smhd])(\s+smooth)?")
 PERIOD_MS_MAX: Final = 100_000 * 86_400_000
 
@@ -121,12 +122,14 @@ def parse_rate(text: object) -> tuple[int, int]:
 def _smoothed(count: int, period_ms: int) -> tuple[int, int]:
     """A rate of few starts in a short period that nowhere exceeds the one given.
 
-    Of all that reach 95 % of it, in whole milliseconds, the one with the fewest starts at once.
+    Of all that reach it, or 95 % of it, in whole milliseconds, the one with the fewest starts at
+    once. A start that comes late is lost to its period: one of ``SMOOTH_MS`` loses little by that.
     """
-    for few in range(1, count):
-        short_ms = -(-period_ms // (count // few))
-        if few * period_ms >= 0.95 * count * short_ms:
-            return few, short_ms
+    for least_ms, share in ((SMOOTH_MS, 1.0), (SMOOTH_MS, 0.95), (1, 0.95)):
+        for few in range(1, count):
+            short_ms = -(-period_ms // (count // few))
+            if short_ms >= least_ms and few * period_ms >= share * count * short_ms:
+                return few, short_ms
     return count, period_ms
 
 

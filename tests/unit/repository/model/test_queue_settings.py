@@ -13,7 +13,8 @@ from lodeq.repository.model.queue_settings import parse_rate, rate_text
         ("3/d  smooth", "1/8h"),
         ("1/s smooth", "1/s"),
         ("7/s smooth", "1/143ms"),
-        ("2000/s smooth", "2/ms"),
+        ("13/s smooth", "1/77ms"),
+        ("2000/s smooth", "200/100ms"),
         ("250/500ms", "250/500ms"),
     ],
 )
