@@ -1,9 +1,9 @@
 """Tasks that this worker cannot run and another one may: of a newer release, or an older one.
 
 Whoever knows the function may start any moment, as in a rolling deploy. So such a task is given
-back, its attempt is not counted, and it waits twice as long each time: as long as it has been
-there, which in the midst of a deploy are tenths of a second. One that this worker has met for ten
-minutes is *stranded*: it is still given back, and the worker's beats say so.
+back, its attempt is not counted, and it waits for a tenth of a second, later for a quarter of the
+time that it has been there. One that this worker has met for ten minutes is *stranded*: it is still
+given back, and the worker's beats say so.
 
 The same holds for a task whose arguments do not fit the function here while the store has another
 version of it published, or if they have others' names and the task carries the function's face:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Elsewhere", "MisfitError", "NoSuchFunctionError"]
 
 DELAY_S: Final = 0.1  # the shortest …
+AGE_SHARE: Final = 4  # then this part of its age, so that few draws that miss cost no minutes
 DELAY_S_MAX: Final = 60.0  # … and the longest wait before it is offered again
 STRANDED_S: Final = 600.0  # since this worker has met it first
 GONE_S: Final = 3 * DELAY_S_MAX  # not met for so long: another worker has it
@@ -76,7 +77,7 @@ class Elsewhere:
         self, clock: Clock, context: Context, function: str, error: NoSuchFunctionError
     ) -> Outcome:
         """Return the outcome of a run that found no function."""
-        delay_s = min(max(_age_s(clock, context), DELAY_S), DELAY_S_MAX)
+        delay_s = min(max(_age_s(clock, context) / AGE_SHARE, DELAY_S), DELAY_S_MAX)
         is_stranded = self._note(clock.mono(), context, function)
         self._log(clock.mono(), context, delay_s, error, is_stranded=is_stranded)
         return Outcome("released", delay_s=delay_s, error=error)

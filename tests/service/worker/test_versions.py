@@ -54,7 +54,7 @@ async def test_arguments_for_another_version_wait_for_it_uncounted(caplog):
     async with worker(old, clock=clock) as bench, new.use(bench.engine):
         await bench.engine.publish_functions(new.published())  # a new worker has been there
         receipt = await new.function("mail", "send").enqueue("a", copies=2)
-        assert await waits_of(old, bench, receipt, clock, 5) == [0.1, 0.1, 0.2, 0.4, 0.8]
+        assert await waits_of(old, bench, receipt, clock, 5) == [0.1, 0.1, 0.1, 0.1, 0.1]
         assert "another version of it is published: send(to: str)" in caplog.text
         assert (await new.drain()).completed == 1
         # What fits both runs in both, whoever has published last.
@@ -68,10 +68,10 @@ async def test_functions_of_either_release_wait_for_it_in_both_orders():
     old, new = release(ran, is_new=False), release(ran, is_new=True)
     async with worker(old, clock=clock) as bench, new.use(bench.engine):
         receipt = await new.function("mail", "added").enqueue(1)  # producers first
-        assert await waits_of(old, bench, receipt, clock, 3) == [0.1, 0.1, 0.2]
+        assert await waits_of(old, bench, receipt, clock, 3) == [0.1, 0.1, 0.1]
         assert (await new.drain()).completed == 1
         receipt = await old.function("mail", "removed").enqueue(2)  # workers first
-        assert await waits_of(new, bench, receipt, clock, 3) == [0.1, 0.1, 0.2]
+        assert await waits_of(new, bench, receipt, clock, 3) == [0.1, 0.1, 0.1]
         assert (await old.drain()).completed == 1
         assert (await bench.engine.stats()).dead_total == 0
     assert ran == [("added", 1, 1), ("removed", 2, 1)]
@@ -84,7 +84,7 @@ async def test_arguments_that_were_checked_wait_before_their_version_is_publishe
     async with worker(old, clock=clock) as bench, new.use(bench.engine):
         await bench.engine.publish_functions(old.published())
         receipt = await new.function("mail", "send").enqueue("a", copies=2)
-        assert await waits_of(old, bench, receipt, clock, 3) == [0.1, 0.1, 0.2]
+        assert await waits_of(old, bench, receipt, clock, 3) == [0.1, 0.1, 0.1]
         assert "they fitted another version of it: send(to: str)" in caplog.text
         assert (await new.drain()).completed == 1
         await new.function("mail", "send").enqueue("b", copies=3)
@@ -122,7 +122,7 @@ async def test_a_task_is_stranded_after_ten_minutes_and_shown_with_who_knows_it(
         engine = bench.engine
         receipt = await new.function("mail", "added").enqueue(1)
         stranded = []
-        for _ in range(22):
+        for _ in range(60):
             await old.drain(errors="keep")
             (one,) = handlers.elsewhere.unknown(clock)
             assert (one.queue, one.function, one.tasks) == ("mail", "added", 1)
