@@ -91,6 +91,20 @@ async def an_engine_with_a_filter(run: Run) -> None:
         assert names["task"].reason == "timeout"
 
 
+async def an_engine_with_ended_tasks(run: Run) -> None:
+    async with lodeq.open("jobs") as engine:
+        queue = engine.queue("mail")
+        last = None
+        for n in range(3):
+            receipt = await queue.enqueue(n)
+            (lease,) = await queue.claim()
+            await lease.complete(n)
+            last = receipt.id
+        names: dict[str, Any] = {"engine": engine}
+        await run(names)
+        assert names["last"] == last
+
+
 def an_app() -> tuple[App, dict[str, Any]]:
     app = App("jobs")
 
@@ -216,6 +230,7 @@ FRAMES: Mapping[str, Callable[[Run], Awaitable[None]]] = {
         an_app_that_fans_out,
         an_app_with_time,
         an_engine_with_a_filter,
+        an_engine_with_ended_tasks,
         an_open_app,
         an_open_engine,
     )

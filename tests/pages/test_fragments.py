@@ -33,7 +33,6 @@ def fragments() -> Iterator[object]:
             )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("frame", "kind", "text"), list(fragments()))
 def test_it_runs(
     frame: str,

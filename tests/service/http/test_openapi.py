@@ -355,7 +355,6 @@ def meant(text, schema):
         return text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where", "member", "schema"),
     PARAMETERS,

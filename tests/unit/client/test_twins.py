@@ -19,7 +19,6 @@ def test_every_blocking_module_is_generated_or_written_beside_its_source():
     none_of(name for name in names if not (SOURCES / f"{name}.py").is_file())
 
 
-@pytest.mark.slow
 def test_a_twin_has_no_trace_of_async():
     words = ("async ", "await ", "anyio", "Transport, ", "RemoteEngine")
     for name in GENERATED:
