@@ -14,7 +14,6 @@ published at most once: another attempt to do so changes nothing, and removes on
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple
 
 from ...errors import CorruptionError, StorageError, StorePathError, UsageError
-from ..files.disk_errors import disk_error
+from ..files.disk_errors import NO_LINKS, disk_error
 from ..files.durable_files import replace_file, write_new
 from ..files.paths import (
     check_root,
@@ -57,7 +56,6 @@ __all__ = [
 
 _STAGED, _DONE, _REFUSED = "staged", "done", "refused"
 _SUFFIX: Final = ".json"
-_NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class StoreInfo(NamedTuple):
@@ -176,7 +174,7 @@ def _name_once(fresh: str, target: str) -> bool:
     except FileExistsError:
         return False
     except OSError as exc:
-        if exc.errno not in _NO_LINKS:
+        if exc.errno not in NO_LINKS:
             raise
         os.rename(fresh, target)
     fsync_dir(os.path.dirname(target))

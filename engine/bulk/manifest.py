@@ -19,8 +19,10 @@ from ..files.paths import SHARDS_MAX
 from ..records.frame import attempt
 from ..records.keyspace import check_name, decode_expiry_key
 from ..records.rows import FORMAT_VERSION
+from ..runtime.ids import is_task_id, shard_of
 
 __all__ = [
+    "BODIES",
     "FAMILIES",
     "IDS",
     "JOB_PATTERN",
@@ -40,10 +42,12 @@ Conflict = Literal["error", "skip", "replace"]
 
 MANIFEST_BYTES_MAX: Final = 256 << 20
 FAMILIES: Final = ("e", "g", "q", "t")  # of rows, in the order of their keys
-# The kinds of files that are no SST: bulk/keys.py, bulk/ids.py.
+# The kinds of files that are no SST: bulk/keys.py, bulk/ids.py, and streamed payloads.
 KEYS: Final = "keys"
 IDS: Final = "ids"
-_FORMAT, _VERSION = "lodeq-ingest", 2
+BODIES: Final = "bodies"
+_FORMAT, _VERSION = "lodeq-ingest", 3
+_WITHOUT_BODIES: Final = 2  # what earlier releases read, too
 _CONFLICTS: Final[tuple[Conflict, ...]] = ("error", "skip", "replace")
 JOB_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _JOB = re.compile(JOB_PATTERN)
@@ -53,7 +57,7 @@ _ROW_KEY_BYTES_MAX = 256
 
 
 class FileMark(NamedTuple):
-    """One staged file. ``first`` and ``last``: its least and its greatest key."""
+    """One staged file. ``first`` and ``last``: its least and its greatest key, or a task's id."""
 
     shard: int
     family: str
@@ -116,6 +120,11 @@ class Manifest(NamedTuple):
         return any(mark.family == IDS for mark in self.files)
 
     @property
+    def has_bodies(self) -> bool:
+        """Whether any of its tasks has a streamed payload."""
+        return any(mark.family == BODIES for mark in self.files)
+
+    @property
     def tasks(self) -> int:
         """How many tasks it brings."""
         return sum(one.ready_rows + one.delayed for one in self.shard_queues)
@@ -159,7 +168,7 @@ def encode_manifest(m: Manifest) -> bytes:
     """The file's bytes. ``digest`` is not looked at."""
     body: dict[str, Any] = {
         "format": _FORMAT,
-        "version": _VERSION,
+        "version": _VERSION if m.has_bodies else _WITHOUT_BODIES,
         "store_format": m.store_format,
         "job": m.job,
         "store_id": m.store_id.hex(),
@@ -257,7 +266,7 @@ def _file(row: Sequence[Any], shards: int) -> FileMark:
         bytes.fromhex(first),
         bytes.fromhex(last),
     )
-    if mark.shard >= shards or family not in (*FAMILIES, KEYS, IDS) or not mark.rows:
+    if mark.shard >= shards or family not in (*FAMILIES, KEYS, IDS, BODIES) or not mark.rows:
         raise ValueError(f"not a file of a load: {row!r}")
     if not isinstance(name, str) or _FILE.fullmatch(name) is None:
         raise ValueError(f"not the name of a file: {name!r}")
@@ -266,9 +275,17 @@ def _file(row: Sequence[Any], shards: int) -> FileMark:
         raise ValueError(f"{name}: keys of another family")
     if mark.first > mark.last or len(mark.last) > _ROW_KEY_BYTES_MAX:
         raise ValueError(f"{name}: no possible keys")
+    if family == BODIES and not _is_of_one(mark, shards):
+        raise ValueError(f"{name}: not the payload of one task")
     if family == "e" and attempt(decode_expiry_key, mark.first) is None:
         raise ValueError(f"{name}: no possible keys")
     return mark
+
+
+def _is_of_one(mark: FileMark, shards: int) -> bool:
+    task_id = mark.first
+    is_id = mark.last == task_id and is_task_id(task_id)
+    return is_id and mark.rows == 1 and shard_of(task_id, shards) == mark.shard
 
 
 def _shard_queues(rows: Sequence[Any], shards: int) -> Iterator[ShardQueueRows]:

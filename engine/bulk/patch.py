@@ -1,8 +1,8 @@
 """The engine's own rows beside a load: taken into a shard in the same step as its files.
 
-The row that says that the load has come in, the one that says what is not counted yet, and for
-tasks that stay out, because others hold their dedup key or id: tombstones over their rows, and on
-top what the store has under the same keys.
+The row that says that the load has come in, the one that says what is not counted yet, the rows
+that lead to streamed payloads, and for tasks that stay out, because others hold their dedup key or
+id: tombstones over their rows, and on top what the store has under the same keys.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 from ..records.ingest import Ingested, LoadedRows, encode_ingested, encode_uncounted
-from ..records.keyspace import GHOST, INGESTED, TASK, UNCOUNTED
+from ..records.keyspace import BODY, GHOST, INGESTED, TASK, UNCOUNTED, body_at_key
+from ..records.rows import BodyRow, encode_body, encode_body_at
 from .ids import ListedTask
 from .keys import KeyedTask
 from .manifest import ShardQueueRows
@@ -51,6 +52,7 @@ def write_patch(
     dropped: Sequence[LeftOut],
     ghosts: Mapping[bytes, bytes | None],
     kept: Mapping[bytes, bytes | None],
+    bodies: Mapping[bytes, BodyRow],
 ) -> list[str]:
     """Write the files; their paths. Blocks.
 
@@ -61,6 +63,7 @@ def write_patch(
         ghosts: by dedup hash of such a task, the entry that stays; None: there is none under this
             hash.
         kept: rows that the store has under keys of these tasks; None: it has none.
+        bodies: by task id, where its streamed payload lies.
 
     Raises:
         StorageFullError, StorageError: the disk; what was made stays, and is no harm.
@@ -71,6 +74,12 @@ def write_patch(
             (UNCOUNTED + job.encode(), encode_uncounted(seq_max, rows)),
         ]
     }
+    if bodies:
+        families["b"] = [(BODY + task_id, encode_body(row)) for task_id, row in bodies.items()]
+        families["o"] = [
+            (body_at_key(row.file, row.offset, task_id), encode_body_at(row.size))
+            for task_id, row in bodies.items()
+        ]
     if dropped:
         families["g"] = [(GHOST + ghost, raw) for ghost, raw in ghosts.items()]
         families["q"] = [(task.index_key, kept.get(task.index_key)) for task in dropped]

@@ -1,8 +1,8 @@
 """From a task to its rows, as the engine's own enqueue would write them.
 
 A task that is loaded in bulk has never run: a record, its first index row, and where they apply a
-ghost and entries in the expiry range. Its payload lies in the record, however large: the body files
-are the engine's own. ``seq`` is the microsecond of its staging.
+ghost and entries in the expiry range. Its payload lies in the record, unless it is a streamed one,
+which is staged as a file of its own. ``seq`` is the microsecond of its staging.
 
 Expiry rows are keyed by (bucket, commit number); no commit wrote these. Theirs is a hash of job,
 shard and place with the top bit set: above every commit's, and apart from every other load's.
@@ -25,7 +25,7 @@ from ..records.keyspace import (
     ready_key,
     shard_queue_prefix,
 )
-from ..records.rows import IndexRow, encode_expiry, encode_index_row
+from ..records.rows import BODY_ROW, IndexRow, encode_expiry, encode_index_row
 from ..records.task import BODY_FLAG, NO_GHOST, decode_task
 from ..recovery.verify import bucket_of
 from ..runtime.ids import is_task_id, shard_of
@@ -119,6 +119,7 @@ def rows_of(
     ghost: bytes,
     ghost_expires_ms: int,
     routing: bytes = b"",
+    streamed_bytes: int = 0,
 ) -> TaskRows:
     """``task_rows`` for those who have just made the record of these very values.
 
@@ -137,6 +138,7 @@ def rows_of(
         ghost: the dedup hash; empty: no dedup key.
         ghost_expires_ms: until when the dedup entry holds, in Unix milliseconds.
         routing: queue NUL tenant NUL key; empty without a dedup key.
+        streamed_bytes: of the record, were a streamed payload in it; 0: all of it is in ``record``.
     """
     prefix = _prefix(queue, tenant)
     if due_ms:
@@ -158,15 +160,16 @@ def rows_of(
             ghost_expires_ms,
             record,
             key,
-            _index_value(priority, len(record), expires_ms),
+            _index_value(priority, streamed_bytes or len(record), expires_ms, streamed_bytes > 0),
             old_ghost_hash(routing) if routing else NO_GHOST,
         ),
     )
 
 
 @lru_cache(maxsize=8192)
-def _index_value(priority: int, record_bytes: int, expires_ms: int) -> bytes:
-    return encode_index_row(IndexRow(0, priority, 0, record_bytes, expires_ms, b""))
+def _index_value(priority: int, record_bytes: int, expires_ms: int, is_streamed: bool) -> bytes:
+    flags = BODY_ROW if is_streamed else 0
+    return encode_index_row(IndexRow(flags, priority, 0, record_bytes, expires_ms, b""))
 
 
 def expiry_rows(stem: str, buckets: dict[int, list[bytes]]) -> Iterator[tuple[bytes, bytes]]:

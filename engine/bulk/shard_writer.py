@@ -125,8 +125,12 @@ class ShardStage:
         """Whether a task that was added here takes that dedup key."""
         return ghost in self._ghosts
 
-    def add(self, task: TaskRows) -> None:
+    def add(self, task: TaskRows, body: FileMark | None = None) -> None:
         """One task, from ``task_rows``.
+
+        Args:
+            task: its rows.
+            body: the file of its payload, if that is a streamed one.
 
         Raises:
             UsageError: it is of another shard.
@@ -147,6 +151,8 @@ class ShardStage:
             count.add_ready(task.priority, 1, task.seq)
         for bucket_ms, entry in task.expiries:
             self._expiries.setdefault(bucket_ms, []).append(entry)
+        if body is not None:
+            self._files.append(body)
         self._records.append((TASK + task.task_id, task.record))
         self._index.append((task.index_key, task.index_value))
         self._added(task.seq, len(task.record) + _ROW_OVERHEAD)

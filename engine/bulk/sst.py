@@ -52,7 +52,7 @@ class SstWriter:
         folder: where the files go; it must exist.
         stem: what their names begin with; unique for this writer within ``folder``.
         shard: whose rows these are.
-        family: ``e``, ``g``, ``q`` or ``t``; the engine also writes ``m``.
+        family: ``e``, ``g``, ``q`` or ``t``; the engine also writes ``b``, ``m`` and ``o``.
         roll_bytes: of keys and values in one file, before compression.
 
     Durability: a file is fsynced by ``finish``; its name is not, fsync the folder.

@@ -18,6 +18,7 @@ from typing import Final
 from ...errors import StorageError, StorageFullError, StorePathError
 
 __all__ = [
+    "NO_LINKS",
     "disk_error",
     "error_class",
     "is_disk_text",
@@ -28,6 +29,8 @@ __all__ = [
 ]
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+# Of a hard link that this file system, or these two, cannot have: a copy does as well.
+NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 _FAILING_NAMES: Final = [
     "EIO",
     "ENXIO",

@@ -38,7 +38,7 @@ from ...errors import (
     FormatTooNewError,
     StorePathError,
 )
-from ..files.disk_errors import disk_error, path_error
+from ..files.disk_errors import NO_LINKS, disk_error, path_error
 from ..files.durable_files import new_file, write_new
 from ..files.paths import (
     SHARDS_MAX,
@@ -146,7 +146,7 @@ def checkpoint_bodies(folder: str, names: Iterable[str], work: str, shard: int) 
         try:
             os.link(os.path.join(folder, name), os.path.join(target, name), follow_symlinks=False)
         except OSError as exc:
-            if exc.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            if exc.errno not in NO_LINKS:
                 raise disk_error(exc, folder) from exc
             shutil.copyfile(os.path.join(folder, name), os.path.join(target, name))
 

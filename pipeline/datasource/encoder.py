@@ -27,7 +27,7 @@ from ...repository.model.arguments import names_of
 from ...repository.model.codec import MSGPACK, PackedBytes, decode_value
 from ...repository.model.encoded_tasks import EncodedTask, TaskTemplate
 from ...repository.model.json_values import loads
-from ...repository.model.values import Limits, NewTask
+from ...repository.model.values import PAYLOAD_BYTES_MAX, Limits, NewTask
 
 __all__ = ["TASK_COLUMNS", "Policy", "TaskEncoder", "rows_of"]
 
@@ -58,6 +58,7 @@ _KIND_BITS, _CODEC = 3, 2  # of a record's flags: the kind of its payload
 _VARIANT: Final = 1 << 63
 _RAND: Final = (1 << 62) - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LIMITS: Final = Limits(payload_bytes_max=PAYLOAD_BYTES_MAX)  # what some store has may come again
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +125,14 @@ class TaskEncoder:
         self._base_us = base_us
         self._shards = shards
         self._policy = policy
-        self._encoding = StageEncoding(Limits(), Compressor(None), SystemClock(), secrets)
+        self._encoding = StageEncoding(_LIMITS, Compressor(None), SystemClock(), secrets)
         self._defaults: dict[tuple[object, object], TaskTemplate] = {}
         self._row = 0
 
-    def rows(self, row: Mapping[str, Any] | UsageError) -> TaskRows:
+    def task(self, row: Mapping[str, Any] | UsageError) -> tuple[TaskRows, bytes | None]:
         """Encode the next row of the partition, as ``rows_of`` yields it.
+
+        Returns: the rows of the task, and its payload if that is a streamed one.
 
         Raises:
             UsageError, InvalidNameError, PayloadTooLargeError: it cannot be a task; the message
@@ -140,12 +143,12 @@ class TaskEncoder:
         try:
             if isinstance(row, UsageError):
                 raise row
-            return self._rows(row, number)
+            return self._task(row, number)
         except LodeqError as exc:
             exc.args = (f"row {number} of partition {self._partition}: {exc}", *exc.args[1:])
             raise
 
-    def _rows(self, row: Mapping[str, Any], number: int) -> TaskRows:
+    def _task(self, row: Mapping[str, Any], number: int) -> tuple[TaskRows, bytes | None]:
         given = {name: value for name, value in row.items() if value is not None}
         item = self._item(given)
         task_id = self._id(item, given, number)
@@ -153,7 +156,8 @@ class TaskEncoder:
         if not 0 <= position <= POSITION_MAX:
             raise UsageError(f"expected a position of 0 to {POSITION_MAX:,}, got {position:,}")
         seq = self._base_us + position  # another row may have the same: then the id decides
-        return staged_rows(item, task_id, self._base_us, seq, self._shards)
+        rows = staged_rows(item, task_id, self._base_us, seq, self._shards)
+        return rows, item.body
 
     def _item(self, given: dict[str, Any]) -> EncodedTask:
         task = NewTask(

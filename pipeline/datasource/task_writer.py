@@ -41,6 +41,7 @@ from ...engine.recovery.dedup_secret import read_secrets
 from ...engine.runtime.clock import SystemClock
 from ...engine.runtime.ids import IdSource, SystemRng
 from ...errors import DuplicateTaskError, UsageError
+from ...repository.bulk.staged_bodies import stage_body
 from .encoder import TASK_COLUMNS, Policy, TaskEncoder, rows_of
 from .options import Options
 from .routing import check_batches
@@ -97,23 +98,26 @@ class _Loader:
                 "the store was created anew since the load began: start the load again"
             )
         encoder = TaskEncoder(job, partition, base_us, self.info.shards, self.policy, secrets)
+        stem = f"{self.attempt}-p{partition}-a{attempt}"
         stages: dict[int, ShardStage] = {}
         given: set[bytes] = set()  # ids that rows bring
         for batch in batches:
             for row in rows_of(batch):
-                task = encoder.rows(row)
+                task, body = encoder.task(row)
                 if not isinstance(row, UsageError) and row.get("id") is not None:
                     if self.conflict == "skip" and task.task_id in given:
                         continue
                     given.add(task.task_id)
                 stage = stages.get(task.shard)
                 if stage is None:
-                    stem = f"{self.attempt}-p{partition}-a{attempt}"
                     stage = stages[task.shard] = ShardStage(
                         folder, stem, job=job, shard=task.shard, run_bytes=self.run_bytes
                     )
                 if self.conflict != "skip" or not stage.holds(task.ghost):
-                    stage.add(task)
+                    mark = None
+                    if body is not None:
+                        mark = stage_body(folder, stem, task.shard, task.task_id, body)
+                    stage.add(task, mark)
         return Staged(job, self.attempt, tuple(stage.finish() for stage in stages.values()))
 
     def publish(self, messages: Iterable[Any], base_us: int) -> None:

@@ -39,6 +39,7 @@ from ...engine.bulk.inbox import (
 from ...engine.bulk.manifest import FAMILIES, Manifest, check_job
 from ...engine.records.ingest import Ingested, decode_ingested
 from ...engine.records.keyspace import INGESTED
+from ...engine.records.rows import BodyRow
 from ...engine.runtime.task_id import TaskId
 from ...engine.store.port import IngestingStore
 from ...errors import (
@@ -315,6 +316,7 @@ class Ingester:
         numbers = [shard.index for shard in load.missing]
         try:
             await self._thread(partial(verify_files, load.root, manifest, numbers))
+            await self._thread(load.check_bodies)
             keys = await self._thread(load.read_keys)
             ids = await self._thread(load.read_ids)
         except CorruptionError as error:
@@ -390,9 +392,23 @@ class Ingester:
 
     async def _take_shard(self, load: Load, shard: Shard) -> None:
         """Do step 4, for one shard."""
+        bodies = load.bodies(shard)
+        if bodies is None:
+            await self._take_rows(load, shard, {})
+            return
+        with bodies.busy():
+            await self._thread(bodies.link)
+            bodies.take_in()
+            group = shard.coalescer.begin()
+            with group:  # durable before the rows are: their numbers are never used again
+                group.ops += bodies.note_ops()
+            await self._take_rows(load, shard, bodies.rows)
+
+    async def _take_rows(self, load: Load, shard: Shard, bodies: dict[bytes, BodyRow]) -> None:
         state, conflicts = self._state, load.conflicts[shard]
         for flushes in range(1 << 30):
-            patch = await self._thread(load.patcher(shard, await conflicts.read_kept()))
+            kept = await conflicts.read_kept()
+            patch = await self._thread(load.patcher(shard, kept, bodies))
             await state.commit_barrier(shard, is_durable=True)
             await self._flush(shard)
             # atomic section

@@ -8,15 +8,17 @@ from functools import partial
 from ...engine.bulk.ids import IdTable, ListedTask
 from ...engine.bulk.inbox import staged_path
 from ...engine.bulk.keys import KeyedTask, KeyTable
-from ...engine.bulk.manifest import FAMILIES, IDS, KEYS, Conflict, Manifest
+from ...engine.bulk.manifest import BODIES, FAMILIES, IDS, KEYS, Conflict, Manifest
 from ...engine.bulk.patch import load_rows, write_patch
 from ...engine.records.ingest import Ingested, LoadedRows
 from ...engine.records.keyspace import TASK, decode_expiry_key
+from ...engine.records.rows import BodyRow
 from ...errors import InvariantError
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
 from .conflicts import Conflicts
 from .load_accounting import note_load
+from .staged_bodies import LoadedBodies, check_staged_body
 
 __all__ = ["Held", "Ids", "Load"]
 
@@ -62,6 +64,31 @@ class Load:
     def paths(self, shard: Shard) -> list[str]:
         """Paths of a shard's row files."""
         return self._staged(shard, *FAMILIES)
+
+    def check_bodies(self) -> None:
+        """Check that the files of streamed payloads are those of their tasks. Blocks.
+
+        Raises:
+            CorruptionError: one is not.
+        """
+        folder = staged_path(self.root, self.manifest.job)
+        for shard in self.missing:
+            for mark in self.manifest.of_shard(shard.index)[0]:
+                if mark.family == BODIES:
+                    check_staged_body(folder, mark)
+
+    def bodies(self, shard: Shard) -> LoadedBodies | None:
+        """The streamed payloads that a shard gets; None: there are none.
+
+        Raises:
+            StorageFullError, StorageError: the disk failed.
+        """
+        marks = [one for one in self.manifest.of_shard(shard.index)[0] if one.family == BODIES]
+        if not marks:
+            return None
+        if shard.bodies is None:
+            raise InvariantError("a shard on disk has no body files")
+        return LoadedBodies(shard.bodies, staged_path(self.root, self.manifest.job), marks)
 
     def read_keys(self) -> Tables:
         """Read the load's dedup keys. Blocks."""
@@ -123,10 +150,15 @@ class Load:
             if conflicts.policy == "error":
                 conflicts.policy = "skip"
 
-    def patcher(self, shard: Shard, kept: dict[bytes, bytes | None]) -> partial[list[str]]:
+    def patcher(
+        self, shard: Shard, kept: dict[bytes, bytes | None], bodies: dict[bytes, BodyRow]
+    ) -> partial[list[str]]:
         """A function that writes a shard's patch as of now; it blocks, and returns paths.
 
-        ``kept``: the store's rows that stay, of ``Conflicts.read_kept``.
+        Args:
+            shard: whose patch it is.
+            kept: the store's rows that stay, of ``Conflicts.read_kept``.
+            bodies: by task id, where streamed payloads of the load lie.
         """
         state = self._state
         return partial(
@@ -134,6 +166,7 @@ class Load:
             shard,
             dict(self.conflicts[shard].dropped),
             kept,
+            bodies,
             state.clock.wall_us(),
             f"patch-{state.ids.token().hex()}",
         )
@@ -143,6 +176,7 @@ class Load:
         shard: Shard,
         held: dict[bytes, bytes | None],
         kept: dict[bytes, bytes | None],
+        bodies: dict[bytes, BodyRow],
         now_us: int,
         stem: str,
     ) -> list[str]:
@@ -169,6 +203,7 @@ class Load:
             dropped=list(dropped.values()),
             ghosts=held,
             kept=kept,
+            bodies={id: row for id, row in bodies.items() if id not in dropped},
         )
 
     def update_state(self, shard: Shard) -> None:

@@ -23,17 +23,17 @@ from ...engine.records.compression import Compressor
 from ...engine.records.frame import checksum
 from ...engine.records.keyspace import TASK, ready_prefix, shard_queue_prefix
 from ...engine.records.task import (
+    BODY_FLAG,
     FIRST_DELAYED,
     FIRST_READY,
     NO_GHOST,
-    WHOLE_BYTES_MAX,
     pack_task_times,
 )
 from ...engine.recovery.dedup_secret import Secrets, read_secrets
 from ...engine.runtime.clock import Clock, SystemClock
 from ...engine.runtime.ids import IdSource, Rng, SystemRng, first_slot_of
 from ...engine.runtime.task_id import TaskId
-from ...errors import ClosedError, DuplicateTaskError, PayloadTooLargeError, UsageError
+from ...errors import ClosedError, DuplicateTaskError, UsageError
 from ..model.arguments import listed, names_of
 from ..model.encoded_tasks import (
     EncodedTask,
@@ -46,6 +46,7 @@ from ..model.encoded_tasks import (
 from ..model.redaction import Redaction
 from ..model.values import Backoff, Codec, Duration, Limits, NewTask, OnStageConflict
 from ..state.engine_state import NO_BODIES
+from .staged_bodies import stage_body
 
 __all__ = ["Stage", "StageEncoding", "encoded", "staged_rows"]
 
@@ -63,7 +64,7 @@ class StageEncoding:
         self.limits = limits
         self.compressor = compressor
         self.redaction: Redaction | None = None  # what is staged was redacted by who made it
-        self.body_bytes_min = NO_BODIES  # body files are the engine's own
+        self.body_bytes_min = NO_BODIES  # but for those that are streamed
 
     def keeps_faces(self, queue: bytes) -> bool:
         """Whether a task keeps its face: always, the settings of queues are the engine's own."""
@@ -84,17 +85,8 @@ def encoded(
     Raises as ``encoded_task``.
     """
     if is_plain(task):
-        encoded = simple_item(encoding, shared, task.payload)
-    else:
-        encoded = encoded_task(encoding, shared, task, now_us)
-    if encoded.is_streamed:
-        raise PayloadTooLargeError(
-            f"a load takes no payload above {WHOLE_BYTES_MAX} bytes, and this one has "
-            f"{encoded.raw_bytes}: enqueue it, or store it elsewhere and stage a reference",
-            size_bytes=encoded.raw_bytes,
-            limit_bytes=WHOLE_BYTES_MAX,
-        )
-    return encoded
+        return simple_item(encoding, shared, task.payload)
+    return encoded_task(encoding, shared, task, now_us)
 
 
 def staged_rows(
@@ -111,7 +103,11 @@ def staged_rows(
     """
     kind = FIRST_DELAYED if encoded.due_ms else FIRST_READY
     times = pack_task_times(now_us, seq, encoded.due_ms, encoded.expires_ms)
-    record = encoded.shared.head(encoded.flags, encoded.priority, kind) + times + encoded.tail
+    flags, tail, streamed_bytes = encoded.flags, encoded.tail, 0
+    if encoded.is_streamed:
+        flags, tail = flags | BODY_FLAG, encoded.slim_tail + task_id
+        streamed_bytes = encoded.record_bytes
+    record = encoded.shared.head(flags, encoded.priority, kind) + times + tail
     return rows_of(
         task_id,
         record + xxh3_64_digest(record),
@@ -125,6 +121,7 @@ def staged_rows(
         encoded.ghost,
         encoded.ghost_expires_ms,
         encoded.routing,
+        streamed_bytes,
     )
 
 
@@ -264,8 +261,8 @@ class Stage:
         now_us = self._clock.wall_us()
         given = listed(tasks)
         if base is not None and not self._encoding.compressor.code:
-            bytes_max = self._encoding.limits.value_bytes_max
-            plain = plain_values(base, given, bytes_max, bytes_max)
+            limits = self._encoding.limits
+            plain = plain_values(base, given, limits.payload_bytes_max, limits.value_bytes_max)
             if plain is not None:
                 return self._place_plain(base, plain[0], now_us)
         encoded_tasks = [self._item(task, base, now_us) for task in given]
@@ -351,7 +348,10 @@ class Stage:
                 )
             self.skipped += 1
             return None
-        shard.add(rows)
+        body = None
+        if encoded.is_streamed and encoded.body is not None:
+            body = stage_body(self._folder, self._attempt, rows.shard, task_id, encoded.body)
+        shard.add(rows, body)
         self.tasks += 1
         return TaskId(task_id)
 

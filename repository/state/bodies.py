@@ -112,10 +112,14 @@ class Bodies:
             (BODY + task_id, encode_body(row)),
             (body_at_key(row.file, row.offset, task_id), encode_body_at(row.size)),
         ]
-        if row.file >= self._noted:
-            ops.append((BODY_FILES, encode_files(row.file + 1, self.files.first_number)))
-            self._noted = row.file + 1
-        return ops
+        return ops + self.note_ops(row.file)
+
+    def note_ops(self, number: int) -> list[Op]:
+        """The operation that notes that a file of this number has been, if none does yet."""
+        if number < self._noted:
+            return []
+        self._noted = number + 1
+        return [(BODY_FILES, encode_files(number + 1, self.files.first_number))]
 
     def locate(self, overlay: Overlay, task_id: bytes, record_id: bytes) -> BodyRow:
         """Where the payload of a task lies, in the record that the task's own record names.

@@ -4,7 +4,7 @@ What is written is an ``.sqs`` file of ours (``formats/sqs.py``); every record i
 One is *current*; the others are sealed and never change again, but for holes that are punched into
 what is dead. Numbers only grow, and none is used twice: a file that comes back after a power cut
 can never be taken for another. Files of the older format lie below them (``layout``). A streamed
-body has a file of its own (``streams``).
+body has a file of its own (``streams``), which a load may have brought.
 
 Appends, reads and removals happen on the shard's loop, ``sync`` in its thread.
 """
@@ -12,15 +12,16 @@ Appends, reads and removals happen on the shard's loop, ``sync`` in its thread.
 from __future__ import annotations
 
 import os
+import shutil
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 from weakref import WeakSet
 
-from ...engine.files.disk_errors import error_class, short_write
+from ...engine.files.disk_errors import NO_LINKS, error_class, short_write
 from ...engine.files.durable_files import sync_data
-from ...engine.files.paths import fsync_dir
+from ...engine.files.paths import fsync_dir, fsync_file
 from ...engine.records.rows import BodyRow
 from ...errors import StorageError
 from ..formats.sqs import HEADER, HEADER_BYTES, Sqs
@@ -196,6 +197,17 @@ class BodyFiles:
         Raises:
             StorageFullError, StorageError: the folder cannot be made.
         """
+        number = self.take_number()
+        body = StreamWriter(self.path(number), number, record_id)
+        self._streams.add(body)
+        return body
+
+    def take_number(self) -> int:
+        """The number of a file that is yet to come; the folder is there.
+
+        Raises:
+            StorageFullError, StorageError: the folder cannot be made.
+        """
         if not self._has_folder:
             try:
                 self._make_folder()
@@ -204,9 +216,42 @@ class BodyFiles:
             self._has_folder = True
         number = self.next_number
         self.next_number = number + 1
-        body = StreamWriter(self.path(number), number, record_id)
-        self._streams.add(body)
-        return body
+        return number
+
+    def link(self, path: str, number: int) -> None:
+        """Give a file that lies elsewhere, whole and synced, a number here. In any thread; blocks.
+
+        Where the file system has no links it is copied. ``sync_folder`` makes the name durable.
+
+        Raises:
+            StorageFullError, StorageError: the disk failed.
+        """
+        target = self.path(number)
+        try:
+            try:
+                os.link(path, target, follow_symlinks=False)
+            except OSError as exc:
+                if exc.errno not in NO_LINKS:
+                    raise
+                shutil.copyfile(path, target, follow_symlinks=False)
+                fsync_file(target)
+        except OSError as exc:
+            raise self._error(exc) from exc
+
+    def sync_folder(self) -> None:
+        """Make the names of all files durable. In any thread; blocks.
+
+        Raises:
+            StorageFullError, StorageError: the disk failed.
+        """
+        try:
+            fsync_dir(self.folder)
+        except OSError as exc:
+            raise self._error(exc) from exc
+
+    def take_in_links(self, numbers: Iterable[int]) -> None:
+        """Files that ``link`` brought are some of these."""
+        self._known.update(numbers)
 
     def take_in(self, body: StreamWriter) -> None:
         """A finished streamed body is one of the files: the next ``sync`` makes it durable."""

@@ -103,6 +103,12 @@ class StreamWriter:
             raise self._error(exc) from exc
         return Location(self.number, HEADER_BYTES, CHECKED_BYTES + self.size)
 
+    def close(self) -> None:
+        """Let go of a finished file that no store has taken in. Idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
     def discard(self) -> None:
         """Remove what was written; no step follows. Idempotent."""
         with self._lock:

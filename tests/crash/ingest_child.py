@@ -11,14 +11,19 @@ from typing import Any
 import lodeq
 from lodeq.engine.bulk import inbox, patch, sst
 from lodeq.engine.store.rocks import RocksStore
+from lodeq.segments.bodies.files import BodyFiles
+from lodeq.segments.bodies.streams import StreamWriter
 
 STEPS = (
     (sst.SstWriter, "finish"), (patch.SstWriter, "delete"), (inbox, "fsync_dir"),
     (inbox, "write_new"), (inbox, "replace_file"), (inbox, "_name_once"),
     (inbox.os, "unlink"), (inbox.os, "rename"), (inbox.os, "replace"),
+    (StreamWriter, "write"), (StreamWriter, "finish"),
+    (BodyFiles, "link"), (BodyFiles, "sync_folder"),
     (RocksStore, "write"), (RocksStore, "_sync"), (RocksStore, "flush"), (RocksStore, "ingest"),
 )  # fmt: skip
 KEYS = 40
+LARGE = bytes(range(251)) * (4 << 12)  # 3.9 MiB
 
 
 def fuse(kills_after: int) -> None:
@@ -39,9 +44,10 @@ def fuse(kills_after: int) -> None:
 
 
 def tasks() -> list[lodeq.NewTask]:
-    return [
+    small = [
         lodeq.NewTask(f"bulk {n}", dedup_key=f"k{n}", ttl=900, priority=n % 10) for n in range(KEYS)
     ]
+    return [*small, lodeq.NewTask(LARGE, dedup_key="large")]
 
 
 def stage(path: str) -> None:
@@ -50,17 +56,25 @@ def stage(path: str) -> None:
         load.publish()
 
 
+def is_large(task: lodeq.Task) -> bool:
+    try:
+        return not task.payload
+    except lodeq.PayloadNotLoadedError:
+        return True
+
+
 async def take(path: str) -> dict[str, Any]:
     async with lodeq.open(path, reaper=False, inbox=False) as engine:
         report = await engine.ingest()
         stats = await engine.stats()
+        tasks = await engine.queue("mail").list("ready", limit=1000)
+        large = [task.id for task in tasks if is_large(task)]
         return {
             "reasons": [job.reason for job in report.jobs],
             "findings": [repr(finding) for finding in (await engine.verify()).findings],
             "anomalies": list(stats.anomalies),
-            "payloads": sorted(
-                task.payload for task in await engine.queue("mail").list("ready", limit=1000)
-            ),
+            "payloads": sorted(task.payload for task in tasks if task.id not in large),
+            "large": [await engine.read_payload(one) == LARGE for one in large],
         }
 
 

@@ -53,7 +53,7 @@ def test_sigkill_leaves_a_load_whole(tmp_path: Path, stages: bool) -> None:
             assert (again, what) == (0, "took"), found
             assert (found["findings"], found["anomalies"]) == ([], [])
             assert set(found["reasons"]) <= {""}
-            assert found["payloads"] == WANTED
+            assert (found["payloads"], found["large"]) == (WANTED, [True])
             assert (path / "inbox" / "done" / "j.json").is_file()
             shutil.rmtree(path)
             if not status:  # it had no more steps

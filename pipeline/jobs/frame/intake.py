@@ -144,7 +144,7 @@ def _check_row(
     encoder: TaskEncoder, row: Mapping[str, Any] | UsageError
 ) -> tuple[list[str], bytes | None]:
     try:
-        ghost = encoder.rows(row).ghost
+        ghost = encoder.task(row)[0].ghost
     except LodeqError as exc:
         return [str(exc).partition(": ")[2] or str(exc)], None
     return [], None if ghost == NO_GHOST else ghost

@@ -17,6 +17,7 @@ from lodeq.engine.bulk.manifest import (
     encode_manifest,
 )
 from lodeq.engine.records.rows import FORMAT_VERSION
+from lodeq.engine.runtime.ids import IdSource, SeededRng
 from lodeq.errors import CorruptionError, FormatTooNewError, UsageError
 
 FILES = (
@@ -28,6 +29,10 @@ SHARD_QUEUES = (
     ShardQueueRows(1, "mail", "acme", (), 4, 99),
 )
 MANIFEST = Manifest("job-1", bytes(range(16)), 2, "skip", 5, 17, FILES, SHARD_QUEUES, ((0, 7),))
+
+
+TASK = IdSource(SeededRng(1)).new(1_700_000_000_000, 0)  # of shard 0
+BODY = FileMark(0, "bodies", "a-0.sqs", 4 << 20, "1" * 32, 1, TASK, TASK)
 
 
 def changed(**fields):
@@ -47,6 +52,13 @@ def test_it_comes_back_with_its_digest():
     assert back.digest != decode_manifest(encode_manifest(MANIFEST._replace(job="k")), "m").digest
     assert (back.tasks, back.size_bytes) == (7, 164)
     assert back.of_shard(1) == ([FILES[1]], [SHARD_QUEUES[1]])
+
+
+def test_only_one_with_streamed_payloads_needs_this_release():
+    assert json.loads(encode_manifest(MANIFEST))["version"] == 2
+    with_body = MANIFEST._replace(files=(*FILES, BODY))
+    assert json.loads(encode_manifest(with_body))["version"] == 3
+    assert decode_manifest(encode_manifest(with_body), "m")._replace(digest=b"") == with_body
 
 
 @given(st.data())
@@ -75,6 +87,10 @@ def test_a_manifest_that_is_cut_off_is_noticed(size):
         {"files": [[0, "m", "x.sst", 1, "0" * 32, 1, "6d2f61", "6d2f61"]]},
         {"files": [[2, "t", "x.sst", 1, "0" * 32, 1, "742f61", "742f61"]]},
         {"files": [[0, "t", "x.sst", 1, "0" * 32, 1, "742f61", "742f61"]] * 2},
+        {"files": [[1, "bodies", "x.sqs", 99, "0" * 32, 1, TASK.hex(), TASK.hex()]]},
+        {"files": [[0, "bodies", "x.sqs", 99, "0" * 32, 2, TASK.hex(), TASK.hex()]]},
+        {"files": [[0, "bodies", "x.sqs", 99, "0" * 32, 1, TASK.hex(), "ff" * 16]]},
+        {"files": [[0, "bodies", "x.sqs", 99, "0" * 32, 1, "00" * 16, "00" * 16]]},
         {"buckets": [[0, "Mail", "", [], 1, 1]]},
         {"buckets": [[0, "mail", "", [[10, 1, 1]], 0, 0]]},
         {"buckets": [[0, "mail", "", [[5, 1, 1], [5, 1, 1]], 0, 0]]},
@@ -98,7 +114,7 @@ def test_what_cannot_be_is_refused(fields):
         decode_manifest(changed(**fields), "m")
 
 
-@pytest.mark.parametrize("field", [{"version": 3}, {"store_format": FORMAT_VERSION + 1}])
+@pytest.mark.parametrize("field", [{"version": 4}, {"store_format": FORMAT_VERSION + 1}])
 def test_a_newer_one_is_refused_as_that(field):
     with pytest.raises(FormatTooNewError, match="upgrade"):
         decode_manifest(changed(**field), "m")

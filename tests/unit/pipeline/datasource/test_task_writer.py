@@ -117,6 +117,34 @@ def test_rows_become_tasks(store: Path) -> None:
     assert [(lease.payload, lease.policy.max_attempts) for lease in audit] == [(b"x", 1)]
 
 
+def test_a_large_payload_is_a_file_of_its_own(store: Path) -> None:
+    large = os.urandom(4 << 20)
+    rows = [
+        {"payload": large, "dedup_key": "one", "headers": [("trace", "17")]},
+        {"payload": b"small"},
+        {"payload": large[::-1]},
+    ]
+    write(store, batch_of(rows), commitId="load", queue="mail")
+    named = (store / "inbox" / "load.json").read_bytes()
+    assert named.count(b'"bodies"') == 2
+
+    async def live() -> list[bytes]:
+        async with lodeq.open(store) as engine:
+            assert (await engine.ingest()).tasks == 3
+            assert (await engine.verify()).ok
+            assert (await engine.queue("mail").enqueue(b"", dedup_key="one")).duplicate
+            return [await x.read_payload() for x in await engine.queue("mail").claim(limit=9)]
+
+    assert asyncio.run(live()) == [large, b"small", large[::-1]]
+
+
+def test_an_abort_removes_large_payloads(store: Path) -> None:
+    batch = batch_of([{"payload": bytes(4 << 20)}])
+    writer = writer_of(store, batch, commitId="load", queue="mail")
+    writer.abort([writer.write(iter([batch]))])
+    assert not os.path.exists(staged_path(str(store), "load"))
+
+
 def _split(leases: list[lodeq.Lease]) -> tuple[list[lodeq.Lease], list[lodeq.Lease]]:
     return [x for x in leases if x.queue == "mail"], [x for x in leases if x.queue != "mail"]
 
@@ -158,11 +186,11 @@ def test_a_task_that_runs_again_stages_the_same(store: Path) -> None:
     one, two = (_sums(writer.write(iter(part))) for part in ([batch], _halves(batch)))
     assert one == two
     assert len(one) == 5 * SHARDS
-    other = TaskEncoder("load", 1, 0, SHARDS, Policy("mail"), SECRETS).rows({"payload": b""})
-    assert (
-        other.task_id
-        != TaskEncoder("load", 0, 0, SHARDS, Policy("mail"), SECRETS).rows({"payload": b""}).task_id
+    first, second = (
+        TaskEncoder("load", partition, 0, SHARDS, Policy("mail"), SECRETS).task({"payload": b""})[0]
+        for partition in (0, 1)
     )
+    assert first.task_id != second.task_id
 
 
 def _halves(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -221,7 +249,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
         ({"id": b"short"}, "not a task id"),
         ({"id": b"x" * 16}, "no id of a task, which is a UUID of version 7"),
         ({"dedup_key": "k", "slot": 1}, "slot 1 is not that of its key"),
-        ({"payload": b"x" * (4 << 20)}, "payload"),
+        ({"payload": bytes((64 << 20) + 1)}, "payload is 67108865 bytes, the limit"),
     ],
 )
 def test_a_row_that_is_no_task_is_named(store: Path, row: dict, words: str) -> None:
