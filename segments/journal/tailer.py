@@ -170,6 +170,11 @@ class Tailer:
         self.put_back()
         return self._read(most)
 
+    def take_back(self, records: list[LogRecord]) -> None:
+        """Go back to before these, which ``read`` has just returned to nobody."""
+        if records:
+            self._cursor.put_back(records)
+
     def _read(self, most: int) -> list[LogRecord]:
         while found := self._cursor.read(most):
             if found := self._alive(found):

@@ -74,6 +74,11 @@ class JournalCall(Generic[T]):
         if not self._is_begun:  # it may never run
             self.over.set_exception(ClosedError("the call was ended"))
 
+    @property
+    def found(self) -> list[T]:
+        """Its value, if it has come to one, whoever still waits for it."""
+        return self._values
+
     def answer(self) -> T:
         """Its value; it is over, and without an error."""
         return self._values[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
 from threading import Lock
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from ....errors import ClosedError
 from ..cursor import Gap
@@ -28,6 +28,9 @@ class ThreadTailer:
     for ``wait`` seconds. Threads that share a tailer get its records in turns, each of them once;
     then what is stored may be a record that another thread has not finished. A call waits for that
     of another thread to end; ``close`` waits for none.
+
+    A call that is interrupted may go on for a moment, on the loop, and find something. The next
+    call puts that back first: nobody has seen it.
     """
 
     def __init__(self, tailer: Tailer, calls: JournalCalls, wait: float | None) -> None:
@@ -36,6 +39,7 @@ class ThreadTailer:
         self._wait = wait
         self._turn = Lock()  # who reads or moves
         self._call: JournalCall[Any] | None = None  # what may have to be ended
+        self._left: list[_Left] = []  # reads whose threads were interrupted
         self._is_closed = False
 
     @property
@@ -51,6 +55,8 @@ class ThreadTailer:
     @property
     def following(self) -> int:
         """The sequence number of the record it returns next; in a loop, that of this turn."""
+        if self._left:
+            self._plain(_nothing)
         return self._tailer.following
 
     # -- moving ----------------------------------------------------------------------------
@@ -80,7 +86,7 @@ class ThreadTailer:
         **Cancellation.** Interrupted, the tailer is where it was.
         """
         with self._turn:
-            return self._run(lambda: self._tailer.read(most, wait=wait))
+            return self._run(lambda: self._tailer.read(most, wait=wait), self._tailer.take_back)
 
     def read_back(self, most: int = 1024) -> list[LogRecord]:
         """Up to ``most`` records before the place, the latest first. The place goes back.
@@ -97,13 +103,17 @@ class ThreadTailer:
         with self._turn:
             if self._is_closed:
                 return None
-            record = self._tailer.next_held()
+            record = None if self._left else self._tailer.next_held()
             if record is None:
                 try:
-                    record = self._run(lambda: self._tailer.next_read(self._wait))
+                    record = self._run(self._next_record, lambda _: self._tailer.put_back())
                 except ClosedError:  # the tailer, the journal, or its event loop
                     return None
             return record
+
+    async def _next_record(self) -> LogRecord | None:
+        record = self._tailer.next_held()
+        return await self._tailer.next_read(self._wait) if record is None else record
 
     # -- its place -------------------------------------------------------------------------
 
@@ -146,19 +156,58 @@ class ThreadTailer:
         with self._turn:
             return self._run(main)
 
-    def _run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """One call at a time, which ``close`` may end."""
-        self._call = call = self._calls.new(main)
+    def _run(
+        self,
+        main: Callable[[], Coroutine[Any, Any, T]],
+        undo: Callable[[T], object] | None = None,
+    ) -> T:
+        """One call at a time, which ``close`` may end.
+
+        Args:
+            main: runs on the loop.
+            undo: puts back what it has found, on the loop, if its thread was interrupted.
+        """
+        left = self._left
+
+        async def settled() -> T:
+            for one in left:
+                one.settle()
+            return await main()
+
+        self._call = call = self._calls.new(settled)
         try:
             if self._is_closed:  # behind the line above: ``close`` sees the call, or this sees it
                 raise ClosedError("the tailer is closed")
-            return self._calls.run(call)
+            found = self._calls.run(call)
         except ClosedError as exc:
             if self._is_closed:
                 raise ClosedError("the tailer is closed") from exc
             raise
+        except BaseException as exc:
+            if undo is not None and not isinstance(exc, Exception):  # an interrupt: not its own
+                self._left = [*left, _Left(call, undo)]
+            raise
+        else:
+            self._left = []
+            return found
         finally:
             self._call = None
+
+
+class _Left(NamedTuple):
+    """A read whose thread was interrupted."""
+
+    call: JournalCall[Any]
+    undo: Callable[[Any], object]
+
+    def settle(self) -> None:
+        """Put back what it has found, once. It has ended: its end was asked for before."""
+        while self.call.found:
+            self.undo(self.call.found.pop())
+
+
+def _nothing() -> None:
+    """Be called, after what was left is put back."""
 
 
 class _Loop:

@@ -11,6 +11,7 @@ import pytest
 
 import lodeq
 import lodeq.sync
+from lodeq.segments.journal.threads.calls import JournalCall
 
 HANG_S = 60.0  # nothing here waits for time: whoever is still waiting then, waits for ever
 
@@ -114,6 +115,38 @@ def test_an_interrupt_leaves_the_tailer_where_it_was(
         thread.join(HANG_S)
         journal.append(b"x")
         assert [record.payload for record in tailer.read()] == [b"x"]
+
+
+@pytest.mark.parametrize("looped", [False, True], ids=["read", "for"])
+def test_what_comes_for_a_read_that_was_interrupted_comes_again(
+    tmp_path: Path,
+    journal: lodeq.sync.SyncJournal,
+    monkeypatch: pytest.MonkeyPatch,
+    looped: bool,
+) -> None:
+    """Its end takes a moment to reach the loop, which may find something meanwhile."""
+    left: list[JournalCall[object]] = []
+    with lodeq.sync.open_tailer(tmp_path / "j", wait=HANG_S) as tailer:
+
+        def interrupt() -> None:
+            until(lambda: tailer._call is not None)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        records = iter(tailer)
+        thread = threading.Thread(target=interrupt)
+        with monkeypatch.context() as patch:
+            patch.setattr(JournalCall, "end", lambda call: left.append(call))
+            thread.start()
+            with pytest.raises(KeyboardInterrupt):
+                next(records) if looped else tailer.read(wait=HANG_S)
+            thread.join(HANG_S)
+        journal.append_many([b"x", b"y"])
+        until(left[0].over.done)
+        assert tailer.following == 1
+        if looped:
+            assert [next(records).payload for _ in range(2)] == [b"x", b"y"]
+        else:
+            assert [record.payload for record in tailer.read()] == [b"x", b"y"]
 
 
 def test_bad_arguments_leave_no_thread(tmp_path: Path, journal: lodeq.sync.SyncJournal) -> None:
