@@ -33,13 +33,15 @@ class Served:
     Args:
         folder: where store and sockets go; short.
         flags: of ``lodeq serve``.
+        token: what the test itself shows.
     """
 
-    def __init__(self, folder: Path, flags: Sequence[str]) -> None:
+    def __init__(self, folder: Path, flags: Sequence[str], token: str | None = None) -> None:
         self.folder = folder
         self.path = folder / "s"
         self.url = f"unix://{self.path}.sock"
         self._flags = tuple(flags)
+        self._token = token
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -71,12 +73,20 @@ class Served:
 
         await looked(is_ready)
 
-    async def get(self, path: str) -> httpx.Response:
+    async def get(self, path: str, token: str | None = None) -> httpx.Response:
+        return await self._ask("GET", path, token)
+
+    async def post(self, path: str, token: str | None = None) -> httpx.Response:
+        return await self._ask("POST", path, token, json={})
+
+    async def _ask(self, method: str, path: str, token: str | None, **how: Any) -> httpx.Response:
         transport = httpx.AsyncHTTPTransport(uds=f"{self.path}.sock")
+        token = self._token if token is None else token
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
         async with httpx.AsyncClient(
-            transport=transport, base_url="http://localhost", timeout=10.0
+            transport=transport, base_url="http://localhost", timeout=10.0, headers=headers
         ) as client:
-            return await client.get(path)
+            return await client.request(method, path, **how)
 
     async def processes(self) -> list[dict[str, Any]]:
         """Ask the supervisor about them; nothing if it does not answer."""
@@ -154,12 +164,14 @@ def is_gone(pid: int) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def served(*flags: str, processes: int = 2, shards: int | None = 4) -> AsyncIterator[Served]:
+async def served(
+    *flags: str, processes: int = 2, shards: int | None = 4, token: str | None = None
+) -> AsyncIterator[Served]:
     """A store that all its processes serve; it is gone at the end, and they are."""
     folder = Path(tempfile.mkdtemp(prefix="lp-"))
     given = ["--processes", str(processes), *flags]
     given += [] if shards is None else ["--shards", str(shards)]
-    one = Served(folder, given)
+    one = Served(folder, given, token)
     pids: list[int] = []
     try:
         one.start()

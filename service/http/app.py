@@ -24,7 +24,7 @@ except ImportError as exc:
 
 from .access.roles import ACCESS, FULL, Access, Role
 from .admission import Refusals
-from .guard import Guard, RefusedError, Settings, Uploads
+from .guard import Guard, RefusedError, Settings, Uploads, for_one_token
 from .operations import OPERATIONS, Operation, called, openapi
 from .request_context import ClientGoneError, RequestContext, UnsupportedError, problem
 from .routes import (  # noqa: F401 - operations
@@ -161,11 +161,7 @@ class _Direct:
             except AccessDeniedError as error:
                 return error
             return None
-        return AccessDeniedError(
-            f"token {access.name!r} is for /v1 and /metrics: give the server's own token, which "
-            "its --token-file holds",
-            scope="the server's token",
-        )
+        return for_one_token(access)
 
 
 @cache

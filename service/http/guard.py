@@ -36,6 +36,7 @@ __all__ = [
     "RefusedError",
     "Settings",
     "Uploads",
+    "for_one_token",
     "loopback_hosts",
     "refuse",
 ]
@@ -81,6 +82,15 @@ class Uploads:
     covers: Callable[[str, str], bool]  # by method and path
     bytes_max: int  # of one
     kept_bytes_max: Callable[[], int]  # of one, in memory until its end if it has no more
+
+
+def for_one_token(access: Access) -> AccessDeniedError:
+    """The error for a token that may do a part, at what is neither of ``/v1`` nor metrics."""
+    return AccessDeniedError(
+        f"token {access.name!r} is for /v1 and /metrics: give the server's own token, which "
+        "its --token-file holds",
+        scope="the server's token",
+    )
 
 
 class RefusedError(Exception):

@@ -63,6 +63,7 @@ async def _serve(order: Order) -> None:
     served = Serve(
         address=order.listen,
         token=order.token,
+        tokens=order.tokens,
         dashboard="off",
         hosts=order.hosts,
         checkpoints=order.checkpoints,

@@ -26,11 +26,18 @@ from ...client.documents.wire import form_of
 from ...client.transport.transport import Target, Transport
 from ...engine.runtime.clock import SystemClock
 from ...engine.runtime.current_loop import current_spawner
-from ...errors import LodeqError, StorePathError, UnreachableError, UsageError
+from ...errors import (
+    AccessDeniedError,
+    LodeqError,
+    StorePathError,
+    UnreachableError,
+    UsageError,
+)
 from ..dashboard.pages.processes import ProcessLine
 from ..dashboard.routes import Dashboard
+from ..http.access.roles import ACCESS, ANY, FULL, Access, Role
 from ..http.admission import Refusals
-from ..http.guard import Guard, Settings
+from ..http.guard import Guard, Settings, for_one_token, refuse
 from ..http.request_context import UnsupportedError, problem, wanted_form
 from ..http.routes.operators import checkpoint_path
 from .backup import joined_checkpoint
@@ -40,6 +47,7 @@ from .supervisor import ProcessStatus
 if TYPE_CHECKING:
     from anyio import CancelScope
     from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from ...client.engine import RemoteEngine
 
@@ -50,6 +58,7 @@ COPY_S: Final = 600.0  # for a process to copy its shards
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BODY_BYTES_MAX: Final = 64 << 10
 _Answer = Callable[["Request"], Awaitable[Any]]
+_Check = Callable[[Access], None]
 
 
 class _Hub:
@@ -113,34 +122,36 @@ class Front:
             )
             settings = board.guarded(settings, clients="write")
             routes += board.routes
-        self.app = Starlette(
-            routes=routes, middleware=[Middleware(Guard, settings=settings, refusals=refusals)]
-        )
+        guards = [
+            Middleware(Guard, settings=settings, refusals=refusals),
+            Middleware(_ForOneToken),
+        ]
+        self.app = Starlette(routes=routes, middleware=guards)
         self.app.router.redirect_slashes = False
         self.app.state.hub = hub
 
     def _routes(self) -> list[BaseRoute]:
-        gets: dict[str, _Answer] = {
-            "/v1/engine": self._of_engine,
-            "/v1/cluster": self._map,
-            "/v1/health": self._health,
-            "/v1/processes": self._processes,
-            "/v1/stats": partial(self._forward, "/stats"),
-            "/v1/queues": partial(self._forward, "/queues"),
+        looks, acts = _of_whole(Role.READER), _of_whole(Role.ADMIN)
+        gets: dict[str, tuple[_Answer, _Check]] = {
+            "/v1/engine": (self._of_engine, _any_role),
+            "/v1/cluster": (self._map, _any_role),
+            "/v1/health": (self._health, looks),
+            "/v1/processes": (self._processes, looks),
+            "/v1/stats": (partial(self._forward, "/stats"), looks),
+            "/v1/queues": (self._queues, _reads_some),
         }
-        posts: dict[str, _Answer] = {
-            "/v1/fsync": self._fsync,
-            "/v1/verify": self._verify,
-            "/v1/checkpoint": self._checkpoint,
+        posts: dict[str, tuple[_Answer, _Check]] = {
+            "/v1/fsync": (self._fsync, acts),
+            "/v1/verify": (self._verify, acts),
+            "/v1/checkpoint": (self._checkpoint, acts),
         }
-        found: list[BaseRoute] = [
-            *(Route(path, _answering(one), methods=["GET"]) for path, one in gets.items()),
-            *(Route(path, _answering(one), methods=["POST"]) for path, one in posts.items()),
-            Route(
-                "/v1/{call:path}", _answering(self._elsewhere), methods=["GET", "POST", "DELETE"]
-            ),
+        elsewhere = _answering(self._elsewhere, _any_role)
+        return [
+            *(Route(path, _answering(*one), methods=["GET"]) for path, one in gets.items()),
+            *(Route(path, _answering(*one), methods=["POST"]) for path, one in posts.items()),
+            Route("/v1/{call:path}", elsewhere, methods=["GET", "POST", "DELETE"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
         ]
-        return [*found, Route("/metrics", self._metrics, methods=["GET"])]
 
     def _lines(self) -> list[ProcessLine]:
         return [
@@ -187,6 +198,15 @@ class Front:
     async def _forward(self, path: str, request: Request) -> Any:
         query = dict(request.query_params)
         return await self._engine.send(Call("GET", path, query=query, is_repeatable=True))
+
+    async def _queues(self, request: Request) -> Any:
+        access: Access = request.scope[ACCESS]
+        if access.whole & Role.READER:
+            return await self._forward("/queues", request)
+        raise _ElsewhereError(
+            f"token {access.name!r} is not for all queues: lodeq.connect and the commands ask the "
+            f"processes for those that it may see, at {', '.join(self._urls)}"
+        )
 
     async def _fsync(self, request: Request) -> Any:
         await _document(request)
@@ -245,7 +265,11 @@ class Front:
 
     # -- metrics -------------------------------------------------------------------------------
 
-    async def _metrics(self, _: Request) -> Response:
+    async def _metrics(self, request: Request) -> Response:
+        try:
+            _of_whole(Role.READER)(request.scope[ACCESS])
+        except AccessDeniedError as error:
+            return problem(error)
         statuses = [one for one in self._statuses() if one.state == "serving"]
         found = await asyncio.gather(
             *(self._scrape(one.url) for one in statuses), return_exceptions=True
@@ -277,13 +301,44 @@ class _ElsewhereError(UsageError):
     """The call belongs to one of the processes."""
 
 
-def _answering(handler: _Answer) -> Callable[[Request], Awaitable[Response]]:
+class _ForOneToken:
+    """ASGI middleware: pages are for the server's one token, as those of any server."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it."""
+        path = scope.get("path", "")
+        if scope["type"] == "http" and not path.startswith("/v1/") and path != "/metrics":
+            access: Access = scope[ACCESS]
+            if access is not FULL:
+                await refuse(send, for_one_token(access), 403)
+                return
+        await self._app(scope, receive, send)
+
+
+def _any_role(access: Access) -> None:
+    access.require(ANY)
+
+
+def _reads_some(access: Access) -> None:
+    access.require(Role.READER)
+
+
+def _of_whole(needs: Role) -> _Check:
+    """A check for what is about the whole store."""
+    return lambda access: access.require_whole(needs)
+
+
+def _answering(handler: _Answer, check: _Check) -> Callable[[Request], Awaitable[Response]]:
     """A route whose answer is a document, in the form that the client accepts."""
 
     async def answer(request: Request) -> Response:
         headers = request.headers
         out = wanted_form(headers.get("accept", ""), headers.get("content-type"))
         try:
+            check(request.scope[ACCESS])
             doc = await handler(request)
         except _ElsewhereError as error:
             return problem(error, 421)

@@ -35,6 +35,7 @@ class ProcessesOptions:
         address: True for ``PATH.sock``; else the path of a socket, or ``HOST:PORT``.
         advertise: ``tcp://HOST:PORT``: where clients reach the main address; None: as it is.
         token: that every request must carry; None: none.
+        tokens: file of tokens that may do a part; with it a ``token`` is needed.
         dashboard: ``read``, ``write`` or ``off``.
         hosts: further names that the header Host may give.
         checkpoints: folder in which clients may make checkpoints; None: nowhere.
@@ -48,6 +49,7 @@ class ProcessesOptions:
     address: Literal[True] | str = True
     advertise: str | None = None
     token: str | None = field(default=None, repr=False)
+    tokens: str | None = None
     dashboard: Literal["read", "write", "off"] = "read"
     hosts: tuple[str, ...] = ()
     checkpoints: str | None = None
@@ -91,6 +93,7 @@ class Order:
         urls: by process, where clients reach it.
         front: where clients reach the supervisor.
         token: that every request must carry; None: none.
+        tokens: file of tokens that may do a part.
         hosts: further names that the header Host may give.
         checkpoints: folder in which checkpoints may be made; None: nowhere.
         block_cache_bytes: this process's part of the cache.
@@ -107,6 +110,7 @@ class Order:
     block_cache_bytes: int
     grace_s: float
     token: str | None = field(default=None, repr=False)
+    tokens: str | None = None
     hosts: tuple[str, ...] = ()
     checkpoints: str | None = None
 

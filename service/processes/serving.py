@@ -23,6 +23,7 @@ from ...engine.files.served_note import forget_note, leave_note, with_address
 from ...engine.runtime.clock import SystemClock
 from ...errors import LockedError, StorageError, UsageError
 from ...repository.api.serve_options import check_token
+from ..http.access.tokens_file import TokensFile
 from ..http.admission import Refusals
 from ..http.guard import Settings, loopback_hosts
 from ..http.server import AppServer
@@ -66,6 +67,7 @@ async def serve_processes(
         loop.add_signal_handler(number, over.set)
     where = address_of(path, options.address)
     check_token(options.token, "serve")
+    tokens = None if options.tokens is None else TokensFile(options.tokens)
     where.check(options.token, is_probed=_is_new(path))
     held = await _prepared(path, options)
     supervisor: Supervisor | None = None
@@ -80,7 +82,7 @@ async def serve_processes(
             stack.push_async_callback(supervisor.close)
             if not await _unless(over, supervisor.start()):
                 return
-            front = await _lead_on(stack, supervisor, orders, options, where, listener)
+            front = await _lead_on(stack, supervisor, orders, options, where, listener, tokens)
             _leave_note(held.root, main)
             stack.callback(forget_note, held.root)
             fields = {"event": "served", "path": held.root, "address": main}
@@ -220,6 +222,7 @@ def _orders(held: Held, options: ProcessesOptions, main: str, listen: Sequence[s
             block_cache_bytes=CACHE_BYTES // len(urls),
             grace_s=options.grace_s,
             token=options.token,
+            tokens=options.tokens,
             hosts=options.hosts,
             checkpoints=options.checkpoints,
         )
@@ -234,6 +237,7 @@ async def _lead_on(
     options: ProcessesOptions,
     where: Address,
     listener: socket.socket,
+    tokens: TokensFile | None,
 ) -> asyncio.Future[None]:
     """Answer at the main address; returns what runs until that ends.
 
@@ -244,6 +248,7 @@ async def _lead_on(
         options: of the service.
         where: the main address.
         listener: listens there.
+        tokens: those that may do a part.
     """
     urls = orders[0].urls
     address = "lodeq://" + ",".join(urls)
@@ -252,7 +257,10 @@ async def _lead_on(
     if where.path is None:
         hosts |= {where.host.lower()}
     settings = Settings(
-        token=options.token, hosts=frozenset(hosts), checkpoints=options.checkpoints
+        token=options.token,
+        tokens=tokens,
+        hosts=frozenset(hosts),
+        checkpoints=options.checkpoints,
     )
     refusals = Refusals()
     front = Front(engine, urls, supervisor.statuses, settings, options.dashboard, refusals)

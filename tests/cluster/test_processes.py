@@ -6,6 +6,7 @@ import json
 
 import pytest
 from support_processes import Served, is_gone, looked, served
+from support_roles import entry, token_of, write_tokens
 
 import lodeq
 from lodeq.engine.recovery.checkpoint import restore
@@ -69,6 +70,57 @@ async def test_tasks_spread_over_all_processes_and_the_folder_is_a_store_like_an
             (lease,) = await queue.claim(limit=10)
             assert (lease.task_id, lease.attempt) == (left.id, 1)
             assert (await engine.verify()).ok
+
+
+async def test_tokens_with_roles_count_at_every_process_and_at_the_main_address(tmp_path):
+    everything = tmp_path / "token"
+    everything.write_text(token_of("all"))
+    everything.chmod(0o600)
+    web, reader = entry("web", "producer", queues=["mail"]), entry("look", "reader")
+    some = entry("some", "reader", "worker", queues=["mail"])
+    file = write_tokens(tmp_path / "t", web, reader, some, entry("boss", "admin"))
+    async with served(
+        "--token-file", str(everything), "--tokens", str(file), token=token_of("all")
+    ) as one:
+        async with one.connect(token=token_of("web")) as engine:
+            await engine.queue("mail").enqueue_many(payloads(TASKS))
+            with pytest.raises(lodeq.AccessDeniedError, match="needs the scope worker"):
+                await engine.queue("mail").claim()
+            with pytest.raises(lodeq.AccessDeniedError, match="scope producer:other"):
+                await engine.queue("other").enqueue(b"x")
+        async with one.connect(token=token_of("some")) as engine:
+            assert len(await drained(engine.queue("mail"))) == TASKS
+            assert [name for name, _ in await engine.queues()] == ["mail"]
+            with pytest.raises(lodeq.AccessDeniedError, match="for all queues"):
+                await engine.stats()
+        wanted = {  # at the main address, where the supervisor itself asks with the one token
+            "/v1/health": {"look", "boss", "all"},
+            "/v1/stats": {"look", "boss", "all"},
+            "/v1/processes": {"look", "boss", "all"},
+            "/metrics": {"look", "boss", "all"},
+            "/v1/engine": {"web", "look", "some", "boss", "all"},
+            "/v1/cluster": {"web", "look", "some", "boss", "all"},
+            "/": {"all"},
+        }
+        for path, names in wanted.items():
+            for name in ("web", "look", "some", "boss", "all"):
+                status = (await one.get(path, token_of(name))).status_code
+                assert status == (200 if name in names else 403), (path, name)
+            assert (await one.get(path, "no such token")).status_code in (401, 303)
+        assert (await one.get("/v1/queues", token_of("look"))).status_code == 200
+        assert (await one.get("/v1/queues", token_of("some"))).status_code == 421
+        assert (await one.get("/v1/queues", token_of("web"))).status_code == 403
+        assert (await one.post("/v1/fsync", token_of("look"))).status_code == 403
+        assert (await one.post("/v1/fsync", token_of("boss"))).status_code == 200
+        write_tokens(tmp_path / "t", reader, some)  # ``web`` has left
+
+        async def is_gone() -> bool:
+            return (await one.get("/v1/engine", token_of("web"))).status_code == 401
+
+        await looked(is_gone)
+        with pytest.raises(lodeq.AccessDeniedError):
+            async with one.connect(token=token_of("web")) as engine:
+                await engine.queue("mail").enqueue(b"x")
 
 
 async def test_a_folder_that_is_served_is_refused_and_leads_to_all_of_it():

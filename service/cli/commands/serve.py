@@ -153,9 +153,10 @@ def serve(
     if host is None and port is not None:
         host = "127.0.0.1"
     token = None if token_file is None else read_token(token_file)
-    if tokens is not None and (processes is not None or replicate is not None):
+    if tokens is not None and token is None and (processes is not None or replicate is not None):
         raise UsageError(
-            "--tokens is for one process with all shards: leave out --processes and --replicate"
+            "with --processes or --replicate give --token-file beside --tokens: the processes, or "
+            "the nodes, use that token among themselves"
         )
     allow_files()
     address = _address(uds, host, PORT if port is None else port)
@@ -169,6 +170,7 @@ def serve(
             address=address,
             advertise=advertise,
             token=token,
+            tokens=tokens,
             dashboard=dashboard,
             hosts=allow_host,
             checkpoints=checkpoints,

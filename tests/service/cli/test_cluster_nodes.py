@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from support_etcd import until
 from support_http import serving, socket_path
+from support_roles import entry, token_of, write_tokens
 
 import lodeq
 import lodeq.testing
@@ -44,7 +45,7 @@ _taken: list[Checkpoints] = []  # by the node that was opened last
 
 
 @asynccontextmanager
-async def node(path, token=None, copies=None):
+async def node(path, token=None, copies=None, tokens=None):
     """One node of two shards, which leads both, over a log in memory; its address."""
     log = MemoryLog(current_spawner(), SystemClock())
     replicator = LogReplicator(
@@ -70,7 +71,7 @@ async def node(path, token=None, copies=None):
         _taken[:] = [checkpoints]
         return node_routes(replicator, checkpoints, view_of(engine).take_joins)
 
-    served = lodeq.Serve(token=token, routes=routes)
+    served = lodeq.Serve(token=token, tokens=tokens, routes=routes)
     async with lodeq.open(path, shards=2, replicator=replicator, serve=served) as engine:
         await until(lambda: all(one.role == "leading" for one in replicator.status().shards))
         await until(lambda: all(replicator.holds_session(shard) for shard in range(2)))
@@ -98,6 +99,29 @@ async def test_a_node_is_looked_at_and_looked_after(tmp_path):
         assert [one["role"] for one in left["shards"]] != ["leading"] * 2
         told = await typed("cluster", "drain", url, "--undo")
         assert told == "it takes part in elections again\n"
+
+
+async def test_tokens_with_roles_are_for_clients_of_a_node_and_not_for_nodes(tmp_path):
+    file = write_tokens(
+        tmp_path / "t", entry("web", "producer", queues=["mail"]), entry("boss", "admin")
+    )
+    async with node(tmp_path / "n1", TOKEN, tokens=file) as (url, _):
+        async with lodeq.connect(f"lodeq://{url}", token=token_of("web")) as client:
+            mail = client.queue("mail")
+            receipts = [await mail.enqueue(b"x", shard_key=f"{n}") for n in range(8)]
+            with pytest.raises(lodeq.AccessDeniedError, match="needs the scope worker"):
+                await client.queue("mail").claim()
+            with pytest.raises(lodeq.AccessDeniedError, match="scope producer:other"):
+                await client.queue("other").enqueue(b"x")
+        async with lodeq.connect(f"lodeq://{url}", token=token_of("boss")) as client:
+            leases = await client.queue("mail").claim(limit=8)
+            assert {lease.task_id for lease in leases} == {one.id for one in receipts}
+        for name in ("web", "boss"):
+            said = await typed(
+                "cluster", "status", url, env={"LODEQ_TOKEN": token_of(name)}, code=2
+            )
+            assert "give the server's own token" in said
+        assert "node n1" in await typed("cluster", "status", url, env={"LODEQ_TOKEN": TOKEN})
 
 
 @pytest.mark.slow

@@ -146,10 +146,11 @@ def test_a_token_for_one_queue_works_on_that_queue(served, monkeypatch):
 
 
 @pytest.mark.parametrize("more", [("--processes", 2), ("--replicate", "etcd://127.0.0.1:1/x")])
-def test_tokens_are_for_one_process(tmp_path, more):
+def test_several_processes_need_a_token_among_themselves(tmp_path, more):
     file = write_tokens(tmp_path / "t", entry("web", "producer"))
     result = run("serve", tmp_path / "s", "--tokens", file, *more, code=2)
-    assert "--tokens is for one process with all shards" in result.stderr
+    assert "give --token-file beside --tokens" in result.stderr
+    assert not (tmp_path / "s").exists()
 
 
 def test_serve_refuses_a_wrong_file_before_it_opens_anything(tmp_path):
