@@ -36,6 +36,7 @@ CASES = {
     "two-speeds": (2.0, 32.0, 0.0),
     "latencies": (2.0, 14.0, 0.0),
     "body-puts": (3.0, 30.0, 0.0),
+    "streamed": (0.0, 120.0, 0.0),
     "journal-appends": (0.5, 10.0, 0.0),
     "mixed-day": (1.0, 10.0, 0.0),
     "life": (0.0, 0.0, 6.0),
@@ -159,6 +160,7 @@ ROWS = (
             ("beanstalkd -f0", "0.1", at_least(3.0)),
             ("beanstalkd, default", "0.1", None),
             ("a bare echo by asyncio", "–", None),
+            ("a bare echo by asyncio, synced", "–", None),
         )
     ),
     Row(
@@ -257,6 +259,14 @@ ROWS = (
             ("RocksDB", "fsync", "1.7"),
             ("BlobDB", "fsync", "–"),
         )
+    ),
+    Row("200 streamed payloads, of a plain file", "–", None, "streamed payloads in flight", {}),
+    Row(
+        "MiB of memory for them",
+        "–",
+        Goal("median", most=300.0),
+        "memory of streamed payloads in flight",
+        {},
     ),
     Row(
         "journal, batches of 100, beside write",

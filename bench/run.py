@@ -60,6 +60,7 @@ from cases import (
     snapshots,
     sqlite,
     steadiness,
+    streamed,
     two_speeds,
 )
 from cases.peers import peers
@@ -113,6 +114,7 @@ CASES: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "body-puts": bodies.body_puts,
     "body-space": body_life.body_space,
     "body-sizes": body_life.body_sizes,
+    "streamed": streamed.streamed,
     "holes": holes.holes,
     "ingest": ingest.ingest,
     "journal-appends": journals.journal_appends,

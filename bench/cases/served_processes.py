@@ -4,7 +4,8 @@ The CPU time of both sides is counted a call (a cycle is three calls). Redis str
 stand in the same rounds with as many processes and callers, over Unix sockets, with the clients
 their users take. beanstalkd's default has no goal: it keeps no result and syncs nothing at an
 acknowledgement. It is shown, because it is the fastest here. A lone caller stands beside a server
-that does nothing: three round trips by asyncio take that long. The longest turns are those of the
+that does nothing: three round trips by asyncio take that long. In fsync mode one and 32 callers
+stand beside the same with a sync each turn. The longest turns are those of the
 server's loop; one server more leaves Python's garbage collector as it is.
 """
 
@@ -63,11 +64,13 @@ GOALS = {
 HTTP_GOALS = {Shape(1, 32): Goal("median", least=1_500)}
 NOSYNC, FSYNC = "lodeq, nosync", "lodeq, fsync"
 ECHO = "BareEcho"  # of a lone caller, who waits for round trips and for little else
+SYNCED_ECHO = "BareEchoSynced"  # the same, and for syncs
+ONLY = {ECHO: (ALONE,), SYNCED_ECHO: (ALONE, Shape(1, 32))}  # these are of some shapes only
 HTTP = "lodeq, nosync, HTTP on loopback"  # an http:// address: no other protocol is tried
 PYTHONS = "lodeq, nosync, collector as Python sets it"
 STANDS_BESIDE = {
     NOSYNC: ("RedisEverysec", "BeanstalkdDefault", ECHO),
-    FSYNC: ("RedisAlways", "BeanstalkdSync"),
+    FSYNC: ("RedisAlways", "BeanstalkdSync", SYNCED_ECHO),
 }
 
 
@@ -230,7 +233,7 @@ async def served_processes(bench: Bench) -> None:
         for shape in COMPARED
         if shape in own
         for name in beside
-        if name != ECHO or shape == ALONE
+        if shape in ONLY.get(name, COMPARED)
     ]
     runs: dict[tuple[str, Shape], list[Run]] = {pair: [] for pair in plan}
     raws: list[float] = []
@@ -300,7 +303,7 @@ def _compare(bench: Bench, runs: dict[tuple[str, Shape], list[Run]]) -> None:
                         [run.rate for run in runs[own, shape]],
                         getattr(servers, name).name,
                         [run.rate for run in of],
-                        goal=THREE_TIMES if name not in ("BeanstalkdDefault", ECHO) else None,
+                        goal=None if name in ("BeanstalkdDefault", *ONLY) else THREE_TIMES,
                     )
                 )
 

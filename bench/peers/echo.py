@@ -1,9 +1,14 @@
-"""A bare server for the floor of a round trip: it answers whatever comes, at once. ``PATH``."""
+"""A bare server for the floor of a round trip: it answers whatever comes. ``PATH [LOG]``.
+
+With a log it does so once what came in a turn of its loop is written there, and synced.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+from functools import partial
 from typing import Any, cast
 
 ANSWER = bytes(24)  # a task's id, and the frame around it
@@ -17,6 +22,36 @@ class Echo(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.transport.write(ANSWER)
+
+
+class Log:
+    """What came in one turn of the loop is synced together, on the loop: nothing else waits."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._came: list[tuple[asyncio.Transport, bytes]] = []
+
+    def add(self, transport: asyncio.Transport, data: bytes) -> None:
+        if not self._came:
+            asyncio.get_running_loop().call_soon(self._sync)
+        self._came.append((transport, data))
+
+    def _sync(self) -> None:
+        came, self._came = self._came, []
+        os.write(self._fd, b"".join(data for _, data in came))
+        os.fdatasync(self._fd)
+        for transport, _ in came:
+            transport.write(ANSWER)
+
+
+class SyncedEcho(Echo):
+    """The same, synced."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+
+    def data_received(self, data: bytes) -> None:
+        self.log.add(self.transport, data)
 
 
 class Caller(asyncio.Protocol):
@@ -65,11 +100,12 @@ class EchoSession:
             self.caller.transport.close()
 
 
-async def main(path: str) -> None:
+async def main(path: str, log_path: str | None = None) -> None:
     """Serve until ended."""
-    server = await asyncio.get_running_loop().create_unix_server(Echo, path)
+    made = Echo if log_path is None else partial(SyncedEcho, Log(log_path))
+    server = await asyncio.get_running_loop().create_unix_server(made, path)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(*sys.argv[1:]))

@@ -25,6 +25,7 @@ from .echo import EchoSession
 
 __all__ = [
     "BareEcho",
+    "BareEchoSynced",
     "BeanstalkdDefault",
     "BeanstalkdSync",
     "PgQueuer",
@@ -186,6 +187,17 @@ class BareEcho(_Server):
 
     def session(self) -> EchoSession:
         return EchoSession(self.socket)
+
+
+class BareEchoSynced(BareEcho):
+    """The same with a sync a turn: what a Python server can do at best that syncs as it answers."""
+
+    name = "a bare echo by asyncio, synced"
+    durability = "fsync"
+
+    def open(self) -> None:
+        where = str(Path(__file__).with_name("echo.py")), self.socket, str(self.folder / "echo.log")
+        self.start(*where)
 
 
 class BeanstalkdSession:

@@ -104,7 +104,7 @@ async def enqueue_after(
             if not one.coalescer.takes_writes:
                 raise one.coalescer.refusal()
         ends = [known[one] if one in known else end_of(state, one) for one in sources]
-        fresh = _fresh(state, shard, sources, ends, {**known, **committed})
+        fresh = _fresh(state, sources, ends, {**known, **committed})
         if not fresh:
             break
         for one in {state.shard_of(source): None for source in fresh}:
@@ -127,16 +127,14 @@ async def enqueue_after(
 
 def _fresh(
     state: EngineState,
-    shard: Shard,
     sources: Sequence[bytes],
     ends: Sequence[int | None],
     committed: Mapping[bytes, int | None],
 ) -> dict[bytes, int | None]:
-    """Dependencies on other shards whose end is queued there, and may not be counted here yet.
+    """Dependencies whose end is queued, and may not be counted yet: a power cut may take it alone.
 
     Args:
         state: of the engine.
-        shard: of the task that waits for them.
         sources: all that it waits for.
         ends: how each has ended; None: it is under way.
         committed: the ends of which that is sure.
@@ -146,8 +144,8 @@ def _fresh(
         for source, status in zip(sources, ends, strict=True)
         if status is not None
         and committed.get(source) != status
-        and (home := state.shard_of(source)) is not shard
-        and home.coalescer.answered_number < home.coalescer.queued_number
+        and (home := state.shard_of(source)).coalescer.answered_number
+        < home.coalescer.queued_number
     }
 
 

@@ -719,7 +719,7 @@ class Joins:
             rows, at = shard.overlay.scan_readable(at, OUTBOX_END, SLICE)
             rows = [row for row in rows if row not in known]
             number = shard.coalescer.queued_number
-            if shard.coalescer.answered_number < number and self._is_for_others(shard, rows):
+            if shard.coalescer.answered_number < number and self._counts_here(rows):
                 shard.coalescer.seal_full(always=True)
                 shard.coalescer.go_on()  # in nosync mode that is all
                 is_behind = shard.coalescer.answered_number < number
@@ -775,13 +775,15 @@ class Joins:
         if held_up or at is not None:
             self._sends[shard] = OUTBOX
 
-    def _is_for_others(self, shard: Shard, rows: Sequence[tuple[bytes, bytes]]) -> bool:
-        """Whether a row is for another shard that is led here: it may be written before this one.
+    def _counts_here(self, rows: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Whether an end is counted in a shard that is led here: not before it is answered.
 
-        What is counted there must not be undone here. Leaders elsewhere are told later.
+        Once it is counted a power cut must not take it back: another shard may be written before
+        this one, and this one may keep a later commit without an earlier. Leaders elsewhere are
+        told later.
         """
         homes = {self._state.shard_of(key[18:]) for key, _ in rows}
-        return any(home is not shard and home.coalescer.is_tended for home in homes)
+        return any(home.coalescer.is_tended for home in homes)
 
     def _forget_sent(self) -> Iterator[dict[Shard, Group]]:
         """Delete outbox rows whose end is synced where it counts."""

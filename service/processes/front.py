@@ -150,7 +150,7 @@ class Front:
             *(Route(path, _answering(*one), methods=["GET"]) for path, one in gets.items()),
             *(Route(path, _answering(*one), methods=["POST"]) for path, one in posts.items()),
             Route("/v1/{call:path}", elsewhere, methods=["GET", "POST", "DELETE"]),
-            Route("/metrics", self._metrics, methods=["GET"]),
+            Route("/metrics", _checked(self._metrics, looks), methods=["GET"]),
         ]
 
     def _lines(self) -> list[ProcessLine]:
@@ -265,11 +265,7 @@ class Front:
 
     # -- metrics -------------------------------------------------------------------------------
 
-    async def _metrics(self, request: Request) -> Response:
-        try:
-            _of_whole(Role.READER)(request.scope[ACCESS])
-        except AccessDeniedError as error:
-            return problem(error)
+    async def _metrics(self, _: Request) -> Response:
         statuses = [one for one in self._statuses() if one.state == "serving"]
         found = await asyncio.gather(
             *(self._scrape(one.url) for one in statuses), return_exceptions=True
@@ -329,6 +325,21 @@ def _reads_some(access: Access) -> None:
 def _of_whole(needs: Role) -> _Check:
     """A check for what is about the whole store."""
     return lambda access: access.require_whole(needs)
+
+
+def _checked(
+    handler: Callable[[Request], Awaitable[Response]], check: _Check
+) -> Callable[[Request], Awaitable[Response]]:
+    """A route that is refused to callers without a role."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            check(request.scope[ACCESS])
+        except AccessDeniedError as error:
+            return problem(error)
+        return await handler(request)
+
+    return answer
 
 
 def _answering(handler: _Answer, check: _Check) -> Callable[[Request], Awaitable[Response]]:

@@ -31,7 +31,7 @@ def tenants_share_a_key(real):
 
 
 def another_limit_is_not_looked_at(real):
-    """What was set aside under the limit before waits for an end of a lease."""
+    """Tasks that were set aside under the limit before wait for an end of a lease."""
     return lambda self, queue: None
 
 
@@ -41,7 +41,7 @@ def what_is_gone_makes_no_room(real):
 
 
 def what_is_set_aside_has_no_priority(real):
-    """Of one key the first in line goes first, whatever its priority."""
+    """The first in line of a key goes first, whatever its priority."""
     return lambda key, priority: real(key, 5)
 
 
@@ -64,7 +64,7 @@ def what_is_set_aside_has_run(real):
 
 
 def nobody_looks_after_an_open(real):
-    """What was set aside before it waits for an end of a lease."""
+    """Tasks that were set aside before it wait for an end of a lease."""
     return lambda self, shard: None
 
 

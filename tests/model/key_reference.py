@@ -29,7 +29,7 @@ class KeyReference(Reference):
     # -- keys --------------------------------------------------------------------------------
 
     def key(self, task):
-        """What a task is counted by; None: nothing."""
+        """The key a task is counted by; None: it is not counted."""
         label = self.key_limits.get(task.spec.queue, (None, None))[1]
         value = (task.spec.labels or {}).get(label)
         return None if value is None else (task.spec.queue, task.spec.tenant, value)

@@ -73,7 +73,7 @@ def test_every_type_holds_through_spark(spark: SparkSession, tmp_path: Path) -> 
 def test_columns_are_arguments_too(
     spark: SparkSession, tmp_path: Path, age: str, is_right: bool
 ) -> None:
-    """What does not fit fails its run with the place; Spark knows no functions."""
+    """A value that does not fit fails its run with the place; Spark knows no functions."""
     cases = [(User, None, None)]
     got: dict[int, object] = {}
     app = app_of(cases, got)
