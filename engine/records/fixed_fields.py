@@ -36,6 +36,15 @@ class FixedFields:
         chosen = names[names.index(first) : names.index(last) + 1]
         return "".join(self.codes[name] for name in chosen)
 
+    def rest(self, first: str) -> str:
+        """The codes of the fields from one to the last."""
+        return self.part(first, list(self.codes)[-1])
+
+    def zeros(self, after: str) -> str:
+        """The code of all fields behind one, as bytes that a packer leaves at zero."""
+        size = struct.calcsize(f"<{self.rest(after)}") - struct.calcsize(f"<{self.codes[after]}")
+        return f"{size}x" if size else ""
+
     def picked(self, *spans: str) -> struct.Struct:
         """Only these, in their order.
 

@@ -93,9 +93,9 @@ TASK_FIELDS: Final = FixedFields(
 TASK_HEAD: Final = TASK_FIELDS.whole
 # The same, cut where it varies: what the tasks of a queue share is packed once and kept.
 _TIMES: Final = TASK_FIELDS.part("created", "expires")
-_REST: Final = TASK_FIELDS.part("policy", "face")
+_REST: Final = TASK_FIELDS.part("policy", "face") + TASK_FIELDS.zeros("face")
 _HEAD: Final = struct.Struct(f"<{TASK_FIELDS.part('kind', 'tenant')}")
-_MIDDLE: Final = struct.Struct(f"<{_REST}")
+_MIDDLE: Final = struct.Struct(f"<{TASK_FIELDS.rest('policy')}")
 FRAME_BYTES: Final = 48  # of a record, beside middle, names, headers, face and payload
 FIRST_READY: Final[int] = 0x72
 FIRST_DELAYED: Final[int] = 0x64
@@ -204,8 +204,9 @@ def plain_packer(middle_bytes: int, payload_bytes: int) -> Callable[..., bytes]:
 
 @lru_cache(maxsize=1024)
 def option_packer(names_bytes: int, payload_bytes: int) -> Callable[..., bytes]:
-    """Packs all of a record but its checksum, for tasks with options.
+    """Packs all of a record but its checksum, for tasks with the common options.
 
+    Fields behind the length of the face are zero: whoever sets one takes ``pack_task_middle``.
     What is returned takes head, created_us, seq, due_ms, expires_ms, policy, ghost, its
     expires_ms, the length of the headers, that of the payload twice, the form of the ghost's
     hash, the length of the face, the names with headers and face behind them, and the payload.

@@ -309,26 +309,7 @@ class Encoding(Protocol):
 
 def is_plain(task: NewTask) -> bool:
     """Whether it has no options: ``simple_item`` will do."""
-    return (
-        task.priority == PRIORITY_DEFAULT
-        and task.delay is None
-        and task.run_at is None
-        and task.ttl is None
-        and task.dedup_key is None
-        and task.dedup_window is None
-        and task.headers is None
-        and task.max_attempts is None
-        and task.shard_key is None
-        and task.on_conflict == "return"
-        and task.retry is None
-        and task.retention is None
-        and task.dead_retention is None
-        and task.labels is None
-        and task.function is None
-        and task.preview is None
-        and not task.after
-        and task.on_failure == "run"
-    )
+    return bool(_options(task) == _NO_OPTIONS)
 
 
 def simple_item(state: Encoding, shared: TaskTemplate, payload: Any) -> EncodedTask:
