@@ -52,6 +52,7 @@ WORK_MAX: Final = 1024  # as ``batches``: tasks of a chunk, where one with a key
 BYTES_MAX: Final = 1 << 20
 _all_options: Final[Callable[[Any], Any]] = itemgetter(slice(1, None))
 _NO_OPTIONS: Final = _all_options(NewTask(b""))
+_NO_OTHERS: Final = list(_NO_OPTIONS[NewTask._fields.index("preview") :])  # those behind it
 _NUMBERS: Final = frozenset((int, float))
 
 # Of one task: priority, milliseconds of delay, TTL and dedup window (0: none), the dedup key,
@@ -648,8 +649,7 @@ def _checked(
             labels,
             function,
             preview,
-            after,
-            on_failure,
+            *others,
         ) = fields
         if (
             queue is not None
@@ -661,8 +661,7 @@ def _checked(
             or retry is not None
             or retention is not None
             or dead_retention is not None
-            or after
-            or on_failure != "run"
+            or others != _NO_OTHERS
         ):
             return None
         options = _PLAIN
