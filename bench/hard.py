@@ -28,6 +28,7 @@ CASES = {
     "grid": (2.0, 60.0, 20.0),
     "sqlite": (0.5, 12.0, 0.0),
     "served-processes": (12.0, 50.0, 3.0),
+    "neighbour": (1.0, 10.0, 5.0),
     "shards": (1.0, 54.0, 0.0),
     "many-queues": (1.0, 14.0, 0.0),
     "herd-cycles": (6.0, 8.0, 0.0),
@@ -162,6 +163,13 @@ ROWS = (
             ("a bare echo by asyncio", "–", None),
             ("a bare echo by asyncio, synced", "–", None),
         )
+    ),
+    Row(
+        "p99 of a claim beside 100 MB of results",
+        "–",
+        Goal("ratio", most=3.0),
+        "p99 of a claim's answer beside a neighbour",
+        {},
     ),
     Row(
         "served, batches of 64",

@@ -101,6 +101,7 @@ CASES: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "collector": keeping.collector,
     "served": served.served,
     "cluster-client": served.cluster_client,
+    "neighbour": served.neighbour,
     "served-processes": served_processes.served_processes,
     "processes": processes.processes,
     "replicated": replicated.replicated,
