@@ -115,6 +115,8 @@ async def answer_call(link: LinkPort, entry: requests.Call) -> None:
         timer = link.serving.loop.call_later(min(left_s, TIMER_S_MAX), request.give_up)
     try:
         context = RequestContext(hub, cast("HttpRequest", request))
+        if operation.name != "claim":
+            await link.serving.turns.begin()
         if operation.name in _WAITING:
             response = await called(operation, context)
         else:  # their answers are bounded together: not all that arrived at once are made at once
@@ -130,6 +132,7 @@ async def answer_call(link: LinkPort, entry: requests.Call) -> None:
     except RefusedError as refused:
         link.fail(entry.id, refused.error, refused.status)
     else:
+        link.serving.turns.answered(len(response.body))
         _answer(link, entry.id, response.status_code, bytes(response.body))
     finally:
         hub.held_bytes -= size

@@ -11,6 +11,7 @@ from ..access.roles import Access
 from ..admission import Refusals
 from ..server_state import ServerState
 from ..unread_answers import UnreadAnswers
+from .answer_turns import AnswerTurns
 
 __all__ = ["CLAIM_RECORD_BYTES_MAX", "LinkServing"]
 
@@ -48,6 +49,7 @@ class LinkServing:
         if unread is None:
             unread = UnreadAnswers(hub.settings.answers_bytes_max)
         self.unread = unread
+        self.turns = AnswerTurns(loop)
         hub.callers.call_when_revoked(self._end_revoked)
         limits = hub.limits
         is_small = limits.value_bytes_max + limits.headers_bytes_max <= CLAIM_RECORD_BYTES_MAX
