@@ -76,6 +76,7 @@ from ..model.values import (
 )
 from ..model.workers import WorkerReport
 from ..state.engine_state import EngineState
+from ..state.turns import Turns
 from ..tasks import lease_operations, lookup
 from ..tasks.claim import claim, granted
 from ..tasks.enqueue import check_durable, enqueue_many
@@ -269,7 +270,7 @@ class Engine:
     async def complete_many(
         self, pairs: Sequence[tuple[Lease, Any]], *, durable: bool | None = None
     ) -> list[LeaseLostError | None]:
-        """Complete many leases, in one batch per shard if they fit.
+        """Complete many leases, in one batch a shard for each 1,024 of them, or 4 MiB.
 
         Args:
             pairs: (lease, result) each; see ``Lease.complete`` for results.
@@ -280,7 +281,8 @@ class Engine:
             PayloadTooLargeError, UsageError: nothing was written.
             StorageError: a shard takes no writes; the leases of other shards are completed.
 
-        Durability: as ``Lease.complete``. Cancellation: in the last wait it happens.
+        Durability: as ``Lease.complete``. Cancellation: batches that are queued happen; up to 1,024
+        leases all of them are.
         """
         self._state.check()
         if durable is not None:
@@ -298,13 +300,16 @@ class Engine:
             NotLeaderError: another replica may lead the shard of some; these were not extended, the
                 others were. See ``Lease.heartbeat``.
 
-        Durability: none needed. Cancellation: does not wait.
+        Durability: none needed. Cancellation: those that were reached are extended.
         """
         self._state.check()
         length = None if seconds is None else duration_s(seconds, "seconds")
         out: list[LeaseLostError | None] = []
         unknown: NotLeaderError | None = None
-        for lease in leases:
+        turns = Turns(self._state)
+        for lease in list(leases):  # of now: others have turns
+            if len(out) % 1024 == 1023:
+                await turns.give()
             try:
                 lease_operations.check_lease(self._state, lease)
                 lease_operations.heartbeat(lease, lease.lease_s if length is None else length)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from xxhash import xxh3_64_intdigest
 
@@ -39,6 +39,7 @@ from ..state.engine_state import EngineState
 from ..state.lease_state import LeaseState
 from ..state.queue_state import Shard
 from ..state.rows.task_location import TaskLocation
+from ..state.turns import Turns
 from .enqueue import place
 from .lease_rows import store_length
 from .operators.admin import redrive_one
@@ -71,6 +72,7 @@ __all__ = [
     "was_completed",
 ]
 
+ENDS_MAX: Final = 1024  # of one batch: some four milliseconds of a turn
 
 # -- is it still ours? -----------------------------------------------------------------
 
@@ -302,43 +304,42 @@ async def complete_many(
     state: EngineState, pairs: Sequence[tuple[LeaseState, Any]], durable: bool | None
 ) -> list[LeaseLostError | None]:
     """See ``Engine.complete_many``."""
+    turns = Turns(state)
     encoded: list[End] = []
-    for lease, result in pairs:
+    for lease, result in list(pairs):  # of now: others have turns
         if lease.__class__ is not state.lease_type:
             raise UsageError(f"not a lease: {type(lease).__name__}")
         encoded.append((lease, *encode_result(state, lease, result)))
-    for shard in {end[0].shard_queue.shard: None for end in encoded if end[0].state is state}:
-        if not shard.coalescer.has_capacity:
-            await state.backpressure(shard)
-    # atomic section
+        if not len(encoded) % ENDS_MAX:
+            await turns.give()
+    mine: dict[Shard, list[int]] = {}
+    for i, end in enumerate(encoded):
+        mine.setdefault(end[0].shard_queue.shard, []).append(i)
     out: list[LeaseLostError | None] = [None] * len(encoded)
     again: list[int] = []
-    mine: dict[Shard, dict[LeaseState, End]] = {}
-    live = state.leases
-    for i, end in enumerate(encoded):
-        lease = end[0]
-        ends = mine.get(lease.shard_queue.shard)
-        if ends is None:
-            ends = mine[lease.shard_queue.shard] = {}
-        if not lease.is_live or live.get(lease.task_id) is not lease or lease in ends:
-            again.append(i)
-        else:
-            ends[lease] = end
     failure: Exception | None = None
     futures: list[Future] = []
-    for shard, ends in mine.items():
+    for shard in [one for one in mine if not one.coalescer.has_capacity]:
+        if encoded[mine[shard][0]][0].state is state:
+            await state.backpressure(shard)
+    for shard, chosen in mine.items():
         try:
             most = min(GROUP_BYTES_MAX, shard.coalescer.submission_bytes_max)
-            for cost, run in _chunks(ends.values(), most):
-                group = shard.coalescer.begin(cost)
-                futures.append(shard.coalescer.wait(group, None, is_durable=bool(durable)))
-                with group:
-                    finish_all(state, group, run, Status.COMPLETED)
-                state.totals.completed += len(run)
+            for cost, run in _chunks(encoded, chosen, most):
+                # atomic section, but for the last line
+                ends = _live_ends(state, encoded, run, again)
+                if ends:
+                    group = shard.coalescer.begin(cost)
+                    futures.append(shard.coalescer.wait(group, None, is_durable=bool(durable)))
+                    with group:
+                        finish_all(state, group, ends, Status.COMPLETED)
+                    state.totals.completed += len(ends)
+                await turns.give()
         except Exception as error:  # noqa: BLE001 - of this shard: the others' leases end
             failure = failure or error
     await _all(futures, failure)
     for i in again:
+        await turns.give()
         try:
             await _completed_before(state, encoded[i][0], durable)
         except LeaseLostError as error:
@@ -346,16 +347,33 @@ async def complete_many(
     return out
 
 
-def _chunks(ends: Iterable[End], bytes_max: int) -> Iterator[tuple[int, list[End]]]:
-    """Runs that fit one group, with what they cost."""
-    run: list[End] = []
+def _live_ends(
+    state: EngineState, encoded: Sequence[End], run: Iterable[int], again: list[int]
+) -> list[End]:
+    """The ends of leases that live, each once; the others are added to ``again``."""
+    live = state.leases
+    ends: dict[LeaseState, End] = {}
+    for i in run:
+        lease = encoded[i][0]
+        if not lease.is_live or live.get(lease.task_id) is not lease or lease in ends:
+            again.append(i)
+        else:
+            ends[lease] = encoded[i]
+    return list(ends.values())
+
+
+def _chunks(
+    encoded: Sequence[End], chosen: Iterable[int], bytes_max: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Runs that fit one group and one turn of the loop, with what they cost."""
+    run: list[int] = []
     total = 0
-    for end in ends:
-        cost = 300 + len(end[2])
-        if run and total + cost > bytes_max:
+    for i in chosen:
+        cost = 300 + len(encoded[i][2])
+        if run and (total + cost > bytes_max or len(run) >= ENDS_MAX):
             yield total, run
             run, total = [], 0
-        run.append(end)
+        run.append(i)
         total += cost
     if run:
         yield total, run

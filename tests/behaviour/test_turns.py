@@ -170,6 +170,21 @@ async def test_many_small_tasks(engine):
         assert await mail.claim(limit=64) == []
 
 
+async def test_as_many_leases_as_there_are_in_one_call(engine):
+    mail, count = engine.queue("mail"), 24_000
+    await mail.enqueue_many([NewTask(n) for n in range(count)])
+    leases = []
+    while len(leases) < count:
+        leases += await mail.claim(limit=4096, lease=3600)
+    for seconds in (7200, 600):
+        with short():
+            assert await engine.heartbeat_many(leases, seconds) == [None] * count
+    with short():
+        assert await engine.complete_many([(lease, None) for lease in leases]) == [None] * count
+    with short():
+        await engine.complete_many([(lease, None) for lease in leases])  # of before: no error
+
+
 async def test_a_claim_of_as_many_as_there_may_be(engine):
     mail = engine.queue("mail", boost_after=60)
     for names in ("warm", "plain"), ("mail",):
