@@ -59,7 +59,9 @@ class Result:
         """The median over the rounds: a slow minute hits both sides of each."""
         if not self.than_runs:
             return None
-        return statistics.median(a / b for a, b in zip(self.runs, self.than_runs, strict=True))
+        pairs = zip(self.runs, self.than_runs, strict=True)
+        ratios = [a / b for a, b in pairs if b]  # a minute in which nothing was done has none
+        return statistics.median(ratios) if ratios else None
 
     def line(self) -> str:
         """Return the line for the terminal."""

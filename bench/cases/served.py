@@ -26,20 +26,20 @@ NEIGHBOUR = """
 import asyncio, sys
 import lodeq
 
-async def main(url, ids):
+async def main(url, count, ids):
     async with lodeq.connect(url) as engine:
         async def read(own):
             while True:
                 for one in own:
                     await engine.result(one)
-        calls = [asyncio.ensure_future(read(ids[n::16])) for n in range(16)]
+        calls = [asyncio.ensure_future(read(ids[n::count])) for n in range(count)]
         print("reading", flush=True)
         await asyncio.to_thread(sys.stdin.read)
         for call in calls:
             call.cancel()
 
 ids = [lodeq.TaskId(word) for word in sys.stdin.readline().split()]
-asyncio.run(main(sys.argv[1], ids))
+asyncio.run(main(sys.argv[1], int(sys.argv[2]), ids))
 """
 RUN = "from lodeq.service.cli.entry import main; raise SystemExit(main())"
 
@@ -138,7 +138,7 @@ async def neighbour(bench: Bench) -> None:
 
 
 async def _claims_p99(client: lodeq.RemoteEngine, seconds: float) -> float:
-    """Of one caller, in microseconds: each claim finds a task."""
+    """P99 of one caller's claims, in microseconds: each finds a task."""
     queue, took, stop = client.queue("claimed"), [], time.perf_counter() + seconds
     while time.perf_counter() < stop:
         await queue.enqueue(b"x")
@@ -152,7 +152,7 @@ async def _claims_p99(client: lodeq.RemoteEngine, seconds: float) -> float:
 @asynccontextmanager
 async def _reading(url: str, ids: Sequence[lodeq.TaskId]) -> AsyncIterator[None]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", NEIGHBOUR, url),
+        *(sys.executable, "-c", NEIGHBOUR, url, str(READERS)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

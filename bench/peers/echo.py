@@ -25,7 +25,7 @@ class Echo(asyncio.Protocol):
 
 
 class Log:
-    """What came in one turn of the loop is synced together, on the loop: nothing else waits."""
+    """Requests of one turn of the loop, synced together, on the loop: nothing else waits."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -281,8 +281,8 @@ class Engine:
             PayloadTooLargeError, UsageError: nothing was written.
             StorageError: a shard takes no writes; the leases of other shards are completed.
 
-        Durability: as ``Lease.complete``. Cancellation: batches that are queued happen; up to 1,024
-        leases all of them are.
+        Durability: as ``Lease.complete``. Cancellation: batches that are queued happen; of up to
+        1,024 leases all are, or none.
         """
         self._state.check()
         if durable is not None:

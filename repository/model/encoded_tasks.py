@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from operator import itemgetter
+from operator import is_, itemgetter
 from typing import Any, Final, Protocol
 
 from ...engine.records.compression import Compressor
@@ -308,8 +308,12 @@ class Encoding(Protocol):
 
 
 def is_plain(task: NewTask) -> bool:
-    """Whether it has no options: ``simple_item`` will do."""
-    return bool(_options(task) == _NO_OPTIONS)
+    """Whether it has no options: ``simple_item`` will do.
+
+    By identity: an option of another type may not even compare, and one that is equal to the
+    default makes the same record the longer way.
+    """
+    return all(map(is_, _options(task), _NO_OPTIONS))
 
 
 def simple_item(state: Encoding, shared: TaskTemplate, payload: Any) -> EncodedTask:

@@ -326,7 +326,7 @@ async def complete_many(
         try:
             most = min(GROUP_BYTES_MAX, shard.coalescer.submission_bytes_max)
             for cost, run in _chunks(encoded, chosen, most):
-                # atomic section, but for the last line
+                # atomic section, but for the last lines
                 ends = _live_ends(state, encoded, run, again)
                 if ends:
                     group = shard.coalescer.begin(cost)
@@ -334,7 +334,8 @@ async def complete_many(
                     with group:
                         finish_all(state, group, ends, Status.COMPLETED)
                     state.totals.completed += len(ends)
-                await turns.give()
+                if len(run) == ENDS_MAX:  # of fewer all are queued in one section
+                    await turns.give()
         except Exception as error:  # noqa: BLE001 - of this shard: the others' leases end
             failure = failure or error
     await _all(futures, failure)

@@ -118,7 +118,7 @@ class SimKeys:
         self.checked += bool(counts)
 
     def _look_anew(self) -> None:
-        """What is leased when a limit begins to hold may be more than it allows."""
+        """Tasks that are leased when a limit begins to hold may be more than it allows."""
         (text,) = self._holds
         self._before = Counter() if text is None else self._counts(text)
         assert self._engine is not None

@@ -55,7 +55,7 @@ class ThreadTailer:
     @property
     def following(self) -> int:
         """The sequence number of the record it returns next; in a loop, that of this turn."""
-        if self._left:
+        if not self._is_closed and any(one.call.found for one in self._left):
             self._plain(_nothing)
         return self._tailer.following
 

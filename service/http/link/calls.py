@@ -115,7 +115,7 @@ async def answer_call(link: LinkPort, entry: requests.Call) -> None:
         timer = link.serving.loop.call_later(min(left_s, TIMER_S_MAX), request.give_up)
     try:
         context = RequestContext(hub, cast("HttpRequest", request))
-        if operation.name != "claim":
+        if not operation.changes:  # what does has a small answer, and may be a heartbeat
             await link.serving.turns.begin()
         if operation.name in _WAITING:
             response = await called(operation, context)

@@ -97,6 +97,29 @@ async def test_results_that_are_asked_for_at_once_are_made_in_turns_of_their_own
         assert min(later - at for at, later in pairwise(made)) >= 2
 
 
+@pytest.mark.anyio
+async def test_a_call_that_changes_something_waits_for_no_large_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[str] = []
+
+    async def begin(_: AnswerTurns) -> None:
+        begun.append("a turn")
+
+    monkeypatch.setattr(AnswerTurns, "begin", begin)
+    async with lodeq.testing.open() as engine:
+        await engine.queue("mail").enqueue(b"x")
+        with socket_path() as path:
+            async with serving(engine, path=path) as url, lodeq.connect(url) as client:
+                (lease,) = await client.queue("mail").claim()
+                begun.clear()
+                await lease.progress(0.5)
+                await lease.nack(reason="no")
+                assert begun == []
+                await client.queue("mail").stats()
+                assert begun == ["a turn"]
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
