@@ -190,7 +190,7 @@ class BareEcho(_Server):
 
 
 class BareEchoSynced(BareEcho):
-    """The same with a sync a turn: what a Python server can do at best that syncs as it answers."""
+    """The same with a sync for each turn of its loop. Each caller has a socket of its own."""
 
     name = "a bare echo by asyncio, synced"
     durability = "fsync"
