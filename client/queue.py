@@ -9,9 +9,10 @@ from operator import itemgetter
 from typing import Any, Unpack
 
 from ..errors import IncompleteError, LodeqError
-from ..repository.model.arguments import duration_s, listed
+from ..repository.model.arguments import duration_s, listed, waits
 from ..repository.model.flows.workflows import OnFailure
 from ..repository.model.payload_sources import PayloadSource
+from ..repository.model.task_options import CONFLICT_DEFAULT, PRIORITY_DEFAULT
 from ..repository.model.values import (
     AnyId,
     Backoff,
@@ -124,7 +125,7 @@ class RemoteQueue:
         fast = self._engine.fast
         if (
             fast is not None
-            and priority == 5
+            and priority is PRIORITY_DEFAULT
             and delay is None
             and run_at is None
             and ttl is None
@@ -140,9 +141,8 @@ class RemoteQueue:
             and function is None
             and preview is None
             and durable is None
-            and on_conflict == "return"
-            and not after
-            and on_failure == "run"
+            and on_conflict is CONFLICT_DEFAULT
+            and not waits(after, on_failure)
         ):
             receipt = await fast.enqueue(self._template, payload)
             if receipt is not None:

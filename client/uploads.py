@@ -7,8 +7,8 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from ..errors import LimitError, UsageError
-from ..repository.model.arguments import check_priority
-from ..repository.model.values import CONFLICTS, NewTask, StreamOptions
+from ..repository.model.arguments import check_on_conflict, check_priority
+from ..repository.model.values import NewTask, StreamOptions
 from .calls import Call, QueueTemplate, Session, check_durable
 from .documents.records import new_task_doc
 from .documents.wire import JSON
@@ -44,8 +44,7 @@ def enqueue_stream(
         raise UsageError(f"enqueue_stream has no option {sorted(unknown)[0]!r}")
     task = NewTask(b"", **options)
     check_priority(task.priority)
-    if task.on_conflict not in CONFLICTS:
-        raise UsageError(f"on_conflict {task.on_conflict!r} is not one of {', '.join(CONFLICTS)}")
+    check_on_conflict(task.on_conflict)
     if not template.faces:
         task = task._replace(labels=None, function=None, preview=None)
     doc = new_task_doc(JSON, task, {}, template.name, session)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from ...errors import BusyError, UsageError
+from ...repository.model.arguments import is_plain
 from ...repository.model.codec import encode_value
 from ...repository.model.values import NewTask, Receipt
 from ..calls import CHUNK_BYTES_MAX, Call, QueueTemplate, Session
@@ -35,7 +36,6 @@ _ENQUEUE: Final = Call("POST", "/tasks", is_write=True)
 _CLAIM: Final = Call("POST", "/leases/claim")
 _COMPLETE: Final = Call("POST", "/leases/complete", is_write=True)
 _VALUE_BYTES_MAX: Final = 1 << 20
-_PLAIN: Final = NewTask(None)[1:]
 _ENQUEUE_OP, _ENQUEUE_MANY_OP, _CLAIM_OP = int(Op.ENQUEUE), int(Op.ENQUEUE_MANY), int(Op.CLAIM)
 _COMPLETE_OP, _COMPLETE_MANY_OP = int(Op.COMPLETE), int(Op.COMPLETE_MANY)
 _HEARTBEAT_OP: Final = int(Op.HEARTBEAT)
@@ -91,7 +91,7 @@ class SyncFastCalls:
         payloads: list[bytes] = []
         size, first = 0, -1
         for task in tasks:
-            if not isinstance(task, NewTask) or task[1:] != _PLAIN:
+            if not isinstance(task, NewTask) or not is_plain(task):
                 return None
             try:
                 kind, data = encode_payload(task[0], codec, session)

@@ -6,17 +6,29 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
+from ...engine.records.keyspace import check_name
 from ...engine.records.policy import Policy, decode_policy
 from ...engine.records.task import WHOLE_BYTES_MAX
 from ...engine.runtime.task_id import TaskId
 from ...engine.values import Finding, Health, LatencySummary
 from ...errors import PayloadNotLoadedError, PayloadTooLargeError, UsageError
-from ...repository.model.arguments import check_after, check_retry, duration_s, shard_key_bytes
+from ...repository.model.arguments import (
+    check_after,
+    check_attempts,
+    check_on_conflict,
+    check_priority,
+    check_retry,
+    check_tenant,
+    duration_s,
+    is_plain,
+    shard_key_bytes,
+    waits,
+)
 from ...repository.model.codec import (
     MSGPACK,
     PackedBytes,
@@ -148,6 +160,14 @@ def _at(text: str) -> datetime:
 # -- a task to be -----------------------------------------------------------------------
 
 _PLAIN: Final = NewTask(None)
+# Options that are sent as they are given: each raises what the engine would raise.
+_CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
+    "queue": lambda name: check_name(name, "queue").decode(),
+    "tenant": lambda name: check_tenant(name).decode(),
+    "priority": check_priority,
+    "on_conflict": check_on_conflict,
+    "max_attempts": check_attempts,
+}
 
 
 def backoff_doc(backoff: Backoff) -> dict[str, Any]:
@@ -171,15 +191,16 @@ def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, session:
         session: the server's bounds, and what it takes.
     """
     doc: dict[str, Any] = {}
-    codec = codecs.get(task.queue or queue)
+    name = task.queue
+    codec = codecs.get(name if isinstance(name, str) and name else queue)
     limits = session.limits
     form.put(doc, "payload", Stored(*encode_payload(task.payload, codec, session)))
-    if task[1:] == _PLAIN[1:]:
+    if is_plain(task):
         return doc
-    for name in ("queue", "tenant", "priority", "on_conflict", "max_attempts"):
+    for name, check in _CHECKS.items():
         value = getattr(task, name)
-        if value != getattr(_PLAIN, name):
-            doc[name] = value
+        if value is not getattr(_PLAIN, name):
+            doc[name] = check(value)
     for name in ("delay", "ttl", "dedup_window"):
         value = getattr(task, name)
         if value is not None:
@@ -209,7 +230,7 @@ def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, session:
             continue
         shard_key_bytes(key, name)  # raises what the engine would raise
         form.put_key(doc, name, key)
-    if task.after or task.on_failure != "run":
+    if waits(task.after, task.on_failure):
         if not session.takes_dependencies:
             raise UsageError(
                 "the server is of a release without after=: upgrade it, or leave it out"
@@ -217,10 +238,10 @@ def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, session:
         doc["after"] = [bytes(one) for one in check_after(task)]
         if task.on_failure != "run":
             doc["on_failure"] = task.on_failure
-    if task.headers:
-        headers = task.headers
-        if not isinstance(headers, Mapping) or not all(isinstance(k, str) for k in headers):
-            raise UsageError("headers must be a mapping with str keys")
+    headers = {} if task.headers is None else task.headers
+    if not isinstance(headers, Mapping) or not all(isinstance(k, str) for k in headers):
+        raise UsageError("headers must be a mapping with str keys")
+    if headers:
         form.put(
             doc,
             "headers",

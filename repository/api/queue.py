@@ -18,6 +18,7 @@ from ..model.arguments import (
     listed,
     names_of,
     task_ids,
+    waits,
 )
 from ..model.codec import encode_headers
 from ..model.encoded_tasks import (
@@ -30,6 +31,7 @@ from ..model.encoded_tasks import (
 from ..model.faces import packed_face
 from ..model.flows.workflows import OnFailure
 from ..model.payload_sources import PayloadSource
+from ..model.task_options import CONFLICT_DEFAULT, NO_IDS, ON_FAILURE_DEFAULT, PRIORITY_DEFAULT
 from ..model.values import (
     AnyId,
     Backoff,
@@ -205,7 +207,8 @@ class Queue:
             check_durable(state, durable)
         if self._is_everybodys:
             raise UsageError(NO_ENQUEUE)
-        if after or on_failure != "run":
+        has_after = after is not NO_IDS or on_failure is not ON_FAILURE_DEFAULT
+        if has_after and waits(after, on_failure):
             task = NewTask(
                 payload,
                 None,
@@ -228,7 +231,7 @@ class Queue:
             )
             return (await enqueue_waiting(state, [task], self._defaults, durable))[0]
         if (
-            priority == 5
+            priority is PRIORITY_DEFAULT
             and delay is None
             and run_at is None
             and ttl is None
@@ -239,7 +242,7 @@ class Queue:
             and retention is None
             and dead_retention is None
             and shard_key is None
-            and on_conflict == "return"
+            and on_conflict is CONFLICT_DEFAULT
         ):
             shared, face, packed = self._defaults, b"", b""
             has_face = function is not None or preview is not None or labels is not None
@@ -282,7 +285,7 @@ class Queue:
                 and retention is None
                 and dead_retention is None
                 and shard_key is None
-                and on_conflict == "return"
+                and on_conflict is CONFLICT_DEFAULT
             ):
                 shared, face = self._defaults, b""
                 has_face = function is not None or preview is not None or labels is not None
@@ -750,7 +753,7 @@ async def encode_tasks(
 
 def has_dependencies(task: object) -> bool:
     """Whether a task of a call waits for others, or says what follows when one fails."""
-    return isinstance(task, NewTask) and bool(task.after or task.on_failure != "run")
+    return isinstance(task, NewTask) and waits(task.after, task.on_failure)
 
 
 async def enqueue_waiting(

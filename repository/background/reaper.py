@@ -52,6 +52,7 @@ from .history_trim import HistoryTrim
 __all__ = ["Reaper", "forget_idle_tenant_queues", "promote", "reap"]
 
 SLICE = 128
+LEASES = 64  # reaped in one turn: a caller beside it waits for one at each step of a cycle
 LOOK_AGAIN_S = 1.0
 LATE_S = 2.0
 IDLE_TENANT_QUEUES_EVERY = 30
@@ -267,13 +268,13 @@ class Reaper:
         failed: list[LeaseState] = []
         try:
             while not (self._is_stopping or self._was_held_up):
-                leases = state.deadlines.expired(state.clock.mono(), SLICE)
+                leases = state.deadlines.expired(state.clock.mono(), LEASES)
                 if leases and state.keepalives:
                     self._extend_held()
                 groups = self._reap_slice(leases, failed)
                 if groups:
                     yield groups
-                if len(leases) < SLICE:
+                if len(leases) < LEASES:
                     return
         finally:  # not before: this pass would find them again
             for lease in failed:
@@ -306,7 +307,7 @@ class Reaper:
                 continue
             try:
                 if shard not in groups:
-                    groups[shard] = shard.coalescer.begin(SLICE * 256)
+                    groups[shard] = shard.coalescer.begin(LEASES * 256)
                 with groups[shard]:
                     reap(state, groups[shard], lease, b"lease expired")
             except Exception as error:  # noqa: BLE001 - one task must not end the reaper

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from xxhash import xxh3_64_digest
 
@@ -34,16 +34,16 @@ from ...engine.runtime.clock import Clock, SystemClock
 from ...engine.runtime.ids import IdSource, Rng, SystemRng, first_slot_of
 from ...engine.runtime.task_id import TaskId
 from ...errors import ClosedError, DuplicateTaskError, UsageError
-from ..model.arguments import listed, names_of
+from ..model.arguments import check_on_conflict, is_plain, listed, names_of
 from ..model.encoded_tasks import (
     EncodedTask,
     TaskTemplate,
     encoded_task,
-    is_plain,
     plain_values,
     simple_item,
 )
 from ..model.redaction import Redaction
+from ..model.task_options import CONFLICT_DEFAULT
 from ..model.values import Backoff, Codec, Duration, Limits, NewTask, OnStageConflict
 from ..state.engine_state import NO_BODIES
 from .staged_bodies import stage_body
@@ -275,19 +275,23 @@ class Stage:
     def _item(self, task: NewTask, base: TaskTemplate | None, now_us: int) -> EncodedTask:
         if not isinstance(task, NewTask):
             raise UsageError(f"tasks must be lodeq.NewTask, not {type(task).__name__}")
-        if task.on_conflict != "return":
+        if check_on_conflict(task.on_conflict) != CONFLICT_DEFAULT:
             raise UsageError("on_conflict holds for the whole load: use Stage(on_conflict=…)")
         if base is not None and task.queue is None and task.tenant is None:
             return encoded(self._encoding, base, task, now_us)
         if task.queue is None and base is None:
             raise UsageError("a staged task needs a queue: NewTask(queue=…) or add(queue=…)")
-        queue = task.queue if task.queue is not None or base is None else base.queue.decode()
+        queue: Any = task.queue
+        if queue is None and base is not None:
+            queue = base.queue.decode()
         tenant = task.tenant if task.tenant is not None else ""
         if task.tenant is None and base is not None:
             tenant = base.tenant.decode()
-        defaults = self._defaults.get((queue or "", tenant))
+        if not (isinstance(queue, str) and isinstance(tenant, str)):
+            names_of(queue, tenant)  # raises: what is no text may not even be a key
+        defaults = self._defaults.get((queue, tenant))
         if defaults is None:
-            defaults = self._defaults[queue or "", tenant] = TaskTemplate(*names_of(queue, tenant))
+            defaults = self._defaults[queue, tenant] = TaskTemplate(*names_of(queue, tenant))
         return encoded(self._encoding, defaults, task, now_us)
 
     def _id(self, encoded: EncodedTask, now_ms: int) -> bytes:

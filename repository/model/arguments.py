@@ -5,8 +5,9 @@ Each returns the argument in the form the engine works with, or raises ``UsageEr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Any, Final, SupportsFloat, cast
 
 from ...engine.records.keyspace import check_name
@@ -16,7 +17,15 @@ from ...engine.values import AFTER_MAX, NOTE_BYTES_MAX
 from ...errors import LimitError, UsageError
 from .flows.workflows import ON_FAILURES
 from .task_options import DURATION_S_MAX, KEY_BYTES_MAX, PRIORITY_MAX, WORKER_BYTES_MAX
-from .values import REDRIVE_POLICIES, AllTenants, Backoff, Duration, NewTask
+from .values import (
+    CONFLICTS,
+    REDRIVE_POLICIES,
+    AllTenants,
+    Backoff,
+    Duration,
+    NewTask,
+    OnConflict,
+)
 
 __all__ = [
     "LEASE_S_MAX",
@@ -28,19 +37,23 @@ __all__ = [
     "check_after",
     "check_attempts",
     "check_limit",
+    "check_on_conflict",
     "check_on_failure",
     "check_priority",
     "check_progress",
     "check_redrive_policy",
     "check_retry",
+    "check_tenant",
     "check_worker",
     "duration_s",
+    "is_plain",
     "length_s",
     "listed",
     "moment_us",
     "names_of",
     "shard_key_bytes",
     "task_ids",
+    "waits",
     "when_ms",
     "within",
 ]
@@ -51,6 +64,8 @@ LIMIT_MAX: Final = 4096
 ROUNDING: Final = 1e-6
 SNAPSHOT_S: Final = 3600.0  # how long a snapshot is kept unless asked otherwise
 OLDER_THAN_S_MIN: Final = 3600.0  # a stager writes a file far more often
+_options: Final[Callable[[Any], Any]] = itemgetter(slice(1, None))
+_NO_OPTIONS: Final = _options(NewTask(b""))
 
 
 def duration_s(value: Duration, what: str, *, least: float = 0.0) -> float:
@@ -103,6 +118,13 @@ def check_priority(value: object) -> int:
             f"({PRIORITY_MAX} is claimed first)"
         )
     return value
+
+
+def check_on_conflict(value: object) -> OnConflict:
+    """``return``, ``raise`` or ``replace``: what a held dedup key leads to."""
+    if type(value) is not str or value not in CONFLICTS:
+        raise UsageError(f"on_conflict {value!r} is not one of {', '.join(CONFLICTS)}")
+    return cast(OnConflict, value)
 
 
 def check_redrive_policy(value: object) -> object:
@@ -178,7 +200,12 @@ def names_of(queue: object, tenant: object) -> tuple[bytes, bytes]:
         raise UsageError('tenant=None: use tenant="" for the default, or lodeq.ALL_TENANTS')
     if isinstance(tenant, AllTenants):
         raise UsageError("lodeq.ALL_TENANTS names no tenant here: give one")
-    return check_name(queue, "queue"), check_name(tenant, "tenant") if tenant != "" else b""
+    return check_name(queue, "queue"), check_tenant(tenant)
+
+
+def check_tenant(tenant: object) -> bytes:
+    """The name of a tenant; empty for the default tenant's."""
+    return b"" if isinstance(tenant, str) and not tenant else check_name(tenant, "tenant")
 
 
 def within(value: Any, least: float, most: float) -> Any:
@@ -207,9 +234,31 @@ def check_progress(fraction: object, note: object) -> tuple[float | None, bytes]
     return None if fraction is None else min(max(float(fraction), 0.0), 1.0), raw
 
 
+def is_plain(task: NewTask) -> bool:
+    """Whether it has a payload and no options: then it may go a shorter way.
+
+    An option of another type may not even compare, as arrays do not: the longer way refuses it.
+    """
+    try:
+        return _options(task) == _NO_OPTIONS and type(task.priority) is int  # no 5.0
+    except Exception:  # noqa: BLE001 - whatever its ``__eq__`` raises
+        return False
+
+
+def waits(after: object, on_failure: object) -> bool:
+    """Whether a task waits for others, or says what follows when one fails.
+
+    Either may be of a type that has no truth, as an array: ``check_after`` says what is wrong.
+    """
+    try:
+        return bool(after or on_failure != "run")
+    except Exception:  # noqa: BLE001 - whatever it raises
+        return True
+
+
 def check_on_failure(on_failure: object) -> None:
     """``run``, ``wait`` or ``cancel``."""
-    if on_failure not in ON_FAILURES:
+    if type(on_failure) is not str or on_failure not in ON_FAILURES:
         raise UsageError(f"on_failure {on_failure!r} is not one of {', '.join(ON_FAILURES)}")
 
 

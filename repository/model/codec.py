@@ -223,7 +223,7 @@ def _pack_texts(headers: dict[Any, Any]) -> bytes:
 
 def encode_headers(headers: Mapping[str, Any] | None, limit: int) -> bytes:
     """Headers as msgpack; empty for none."""
-    if not headers:
+    if headers is None:
         return b""
     if type(headers) is dict and len(headers) <= SHORT_HEADERS:
         packed = _pack_texts(headers)
@@ -231,6 +231,8 @@ def encode_headers(headers: Mapping[str, Any] | None, limit: int) -> bytes:
             return packed
     if not isinstance(headers, Mapping) or not all(isinstance(k, str) for k in headers):
         raise UsageError("headers must be a mapping with str keys")
+    if not headers:
+        return b""
     return encode_value(dict(headers), None, limit, "headers")[1]
 
 

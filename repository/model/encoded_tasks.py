@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from operator import is_, itemgetter
 from typing import Any, Final, Protocol
 
 from ...engine.records.compression import Compressor
@@ -29,24 +28,26 @@ from ...engine.runtime.ids import slot_of
 from ...errors import UsageError
 from .arguments import (
     check_attempts,
+    check_on_conflict,
     check_priority,
     check_retry,
     duration_s,
+    is_plain,
     shard_key_bytes,
+    waits,
     when_ms,
 )
 from .codec import encode_headers, encode_value
 from .faces import packed_face
 from .redaction import Redaction
-from .task_options import PRIORITY_DEFAULT
-from .values import CONFLICTS, Backoff, Codec, Duration, Limits, NewTask, OnConflict
+from .task_options import CONFLICT_DEFAULT, NO_IDS, ON_FAILURE_DEFAULT, PRIORITY_DEFAULT
+from .values import Backoff, Codec, Duration, Limits, NewTask, OnConflict
 
 __all__ = [
     "EncodedTask",
     "Encoding",
     "TaskTemplate",
     "encoded_task",
-    "is_plain",
     "item_among",
     "plain_values",
     "simple_item",
@@ -62,8 +63,6 @@ NO_AFTER: Final = (
     "after= is for enqueue and enqueue_many: a follow-up, a member or a callback of a workflow and "
     "a staged task take none (members: Workflow.add(tasks, after=ids))"
 )
-_options: Final[Callable[[Any], Any]] = itemgetter(slice(1, None))
-_NO_OPTIONS: Final = _options(NewTask(b""))
 # ``pack(head, created_us, seq, middle, payload)``, the middle, the value of the ready row.
 PlainParts = tuple[Callable[[bytes, int, int, bytes, bytes], bytes], bytes, bytes]
 
@@ -307,15 +306,6 @@ class Encoding(Protocol):
         """Hash under which a dedup key is stored on the shard of ``slot``."""
 
 
-def is_plain(task: NewTask) -> bool:
-    """Whether it has no options: ``simple_item`` will do.
-
-    By identity: an option of another type may not even compare, and one that is equal to the
-    default makes the same record the longer way.
-    """
-    return all(map(is_, _options(task), _NO_OPTIONS))
-
-
 def simple_item(state: Encoding, shared: TaskTemplate, payload: Any) -> EncodedTask:
     """A task with no options: the hot path."""
     if state.compressor.code:
@@ -375,7 +365,7 @@ def plain_values(
     """
     codec, values, size = shared.codec, [], 0
     for task in tasks:
-        if task.__class__ is not NewTask or _options(task) != _NO_OPTIONS:
+        if task.__class__ is not NewTask or not is_plain(task):
             return None
         payload = task[0]
         if type(payload) is bytes and len(payload) <= plain_max:
@@ -406,7 +396,8 @@ def encoded_task(
         now_us: wall microseconds; delay, TTL and dedup window count from it.
         like: another one with the same large payload, as the same codec has encoded it.
     """
-    if task.after:
+    has_after = task.after is not NO_IDS or task.on_failure is not ON_FAILURE_DEFAULT
+    if has_after and waits(task.after, task.on_failure):
         raise UsageError(NO_AFTER)
     limits = state.limits
     priority = check_priority(task.priority)
@@ -424,8 +415,7 @@ def encoded_task(
         face = packed_face(task.function, task.preview, task.labels, state.redaction)
     due_ms = _due_ms(task, now_us)
     policy = shared.policy_of(task)
-    if task.on_conflict not in CONFLICTS:
-        raise UsageError(f"on_conflict {task.on_conflict!r} is not one of {', '.join(CONFLICTS)}")
+    on_conflict = check_on_conflict(task.on_conflict)
     ghost, ghost_expires_ms, slot = NO_GHOST, 0, None  # NO_GHOST is compared by identity
     routing, form = b"", 0
     if task.dedup_key is not None:
@@ -438,7 +428,7 @@ def encoded_task(
         if task.dedup_window is not None:
             window_s = duration_s(task.dedup_window, "dedup_window")
             ghost_expires_ms = now_us // 1000 + max(1, round(window_s * 1000))
-    elif task.dedup_window is not None or task.on_conflict != "return":
+    elif task.dedup_window is not None or on_conflict != CONFLICT_DEFAULT:
         raise UsageError("dedup_window and on_conflict need a dedup_key")
     elif task.shard_key is not None:
         slot = slot_of(shard_key_bytes(task.shard_key, "shard_key"))
@@ -466,7 +456,7 @@ def encoded_task(
         encoded.expires_ms = max(now_us // 1000, due_ms) + ttl_ms
     encoded.slot, encoded.ghost, encoded.ghost_expires_ms = slot, ghost, ghost_expires_ms
     encoded.routing = routing
-    encoded.on_conflict = task.on_conflict
+    encoded.on_conflict = on_conflict
     return encoded
 
 

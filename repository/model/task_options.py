@@ -14,9 +14,12 @@ __all__ = [
     "BACKOFF_FACTOR_MAX",
     "BACKOFF_KINDS",
     "BACKOFF_S_MAX",
+    "CONFLICT_DEFAULT",
     "DURATION_S_MAX",
     "FOLLOW_UPS_MAX",
     "KEY_BYTES_MAX",
+    "NO_IDS",
+    "ON_FAILURE_DEFAULT",
     "PRIORITY_DEFAULT",
     "PRIORITY_MAX",
     "WORKER_BYTES_MAX",
@@ -24,6 +27,9 @@ __all__ = [
 
 PRIORITY_MAX: Final[int] = 9  # claimed first
 PRIORITY_DEFAULT: Final[int] = 5
+CONFLICT_DEFAULT: Final = "return"
+NO_IDS: Final[tuple[()]] = ()  # what ``after`` is by default
+ON_FAILURE_DEFAULT: Final = "run"
 DURATION_S_MAX: Final[float] = 10 * 366 * 86_400.0  # delay, ttl, retention …: ten years
 KEY_BYTES_MAX: Final[int] = 4096  # of a dedup or shard key, in UTF-8
 WORKER_BYTES_MAX: Final[int] = 256  # of a worker's name, in UTF-8

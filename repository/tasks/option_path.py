@@ -11,8 +11,8 @@ general way, and so does whatever is wrong: there it gets its error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
+from operator import is_
 from typing import Any, Final
 
 from ...coalescer.group import Group
@@ -33,10 +33,11 @@ from ...engine.runtime.event_loop import Future
 from ...engine.runtime.ids import slot_of
 from ...engine.runtime.task_id import TaskId, as_task_id
 from ...errors import CorruptionError
+from ..model.arguments import is_plain
 from ..model.codec import encode_headers, encode_value
 from ..model.encoded_tasks import TaskTemplate
 from ..model.faces import packed_face
-from ..model.task_options import DURATION_S_MAX, KEY_BYTES_MAX
+from ..model.task_options import CONFLICT_DEFAULT, DURATION_S_MAX, KEY_BYTES_MAX, PRIORITY_DEFAULT
 from ..model.values import NewTask, Receipt
 from ..state.caches.ready_cache import Row
 from ..state.engine_state import EngineState
@@ -50,9 +51,7 @@ _receipt: Final = tuple.__new__  # what Receipt(…) does, without its Python fr
 _as_task_id: Final = as_task_id
 WORK_MAX: Final = 1024  # as ``batches``: tasks of a chunk, where one with a key counts four times
 BYTES_MAX: Final = 1 << 20
-_all_options: Final[Callable[[Any], Any]] = itemgetter(slice(1, None))
-_NO_OPTIONS: Final = _all_options(NewTask(b""))
-_NO_OTHERS: Final = list(_NO_OPTIONS[NewTask._fields.index("preview") :])  # those behind it
+_NO_OTHERS: Final = NewTask(b"")[NewTask._fields.index("preview") + 1 :]  # those behind it
 _NUMBERS: Final = frozenset((int, float))
 
 # Of one task: priority, milliseconds of delay, TTL and dedup window (0: none), the dedup key,
@@ -618,11 +617,11 @@ def _checked(
     """(kind, payload, options) of each task, the dedup keys, and the bytes of all payloads."""
     entries: list[tuple[int, bytes, Options]] = []
     keyed: list[bytes] = []
-    size, is_plain, plain_max = 0, True, state.plain_bytes_max
+    size, has_none, plain_max = 0, True, state.plain_bytes_max
     for task in tasks:
         if task.__class__ is not NewTask:
             return None
-        if _all_options(task) == _NO_OPTIONS:
+        if is_plain(task):
             payload = task[0]
             if type(payload) is bytes and len(payload) <= plain_max:
                 size += len(payload)
@@ -657,16 +656,16 @@ def _checked(
             or run_at is not None
             or attempts is not None
             or shard_key is not None
-            or on_conflict != "return"
+            or on_conflict is not CONFLICT_DEFAULT
             or retry is not None
             or retention is not None
             or dead_retention is not None
-            or others != _NO_OTHERS
+            or not all(map(is_, others, _NO_OTHERS))
         ):
             return None
         options = _PLAIN
         if not (
-            priority == 5
+            priority is PRIORITY_DEFAULT
             and delay is None
             and ttl is None
             and key is None
@@ -687,7 +686,7 @@ def _checked(
             size += len(face)
             if options[4]:
                 keyed.append(options[4])
-            is_plain = False
+            has_none = False
         packed = _payload(state, shared, payload)
         if packed is None:
             return None
@@ -698,7 +697,7 @@ def _checked(
             size += len(raw)
         size += len(data)
         entries.append((kind, data, options))
-    return None if is_plain else (entries, keyed, size)
+    return None if has_none else (entries, keyed, size)
 
 
 def _holders(

@@ -4,6 +4,7 @@ import pytest
 from support_http import LinkedOpening, ServedOpening
 
 import lodeq
+import lodeq.sync
 import lodeq.testing
 from lodeq import NewTask
 from lodeq.service.http.guard import Settings
@@ -55,8 +56,8 @@ async def test_a_bad_task_is_named_by_its_position(engine, bad, said, others):
 async def test_the_position_is_counted_over_all_requests():
     """A client sends many tasks in several requests; the server sees one of them."""
     async with ServedOpening(lodeq.testing.open(), Settings(batch_max=4)) as engine:
-        tasks = [NewTask(b"x")] * 6 + [NewTask(b"x", priority=11)]
-        with pytest.raises(lodeq.UsageError, match=r"tasks\[6\].priority") as found:
+        tasks = [NewTask(b"x")] * 6 + [NewTask(b"x", dedup_key="a", shard_key="b")]
+        with pytest.raises(lodeq.UsageError, match=r"tasks\[6\]") as found:
             await engine.queue("mail").enqueue_many(tasks)
         assert found.value.index == 6
         assert [one is not None for one in found.value.receipts] == [True] * 4 + [False] * 3
@@ -102,3 +103,42 @@ async def test_too_large_names_the_setting():
             await engine.queue("mail").enqueue(b"x" * (17 << 20))
         with pytest.raises(lodeq.PayloadTooLargeError, match="headers_bytes_max"):
             await engine.queue("mail").enqueue(b"x", headers={"x": "y" * (1 << 20)})
+
+
+class Array:
+    """As an array: it has no truth, and what it compares to has none."""
+
+    def __eq__(self, other):
+        return Array()
+
+    def __ne__(self, other):
+        return Array()
+
+    def __bool__(self):
+        raise ValueError("the truth value of an array is ambiguous")
+
+    __hash__ = None
+
+
+OPTIONS = [name for name in NewTask._fields if name != "payload"]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+async def test_an_option_that_does_not_compare_is_refused_as_any_other(engine, name):
+    bad, queue = NewTask(b"x", **{name: Array()}), engine.queue("mail")
+    for others in ([], [NewTask(b"x")], [NewTask(b"x", priority=7)]):
+        with pytest.raises(lodeq.UsageError) as found:
+            await queue.enqueue_many([*others, bad])
+        assert found.value.index == len(others)
+    if name not in ("queue", "tenant"):
+        with pytest.raises(lodeq.UsageError):
+            await queue.enqueue(b"x", **{name: Array()})
+    assert (await queue.stats()).pending == 0
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_nor_does_a_stage_take_it(tmp_path, name):
+    lodeq.sync.open(tmp_path / "jobs").close()
+    bad = NewTask(b"x", **({"queue": "mail"} | {name: Array()}))
+    with lodeq.Stage(tmp_path / "jobs", "load") as stage, pytest.raises(lodeq.UsageError):
+        stage.add([bad])

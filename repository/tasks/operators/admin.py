@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from ....coalescer.group import Group
 from ....engine.records.events import REDRIVEN
@@ -64,7 +64,7 @@ from ...state.rows.task_location import (
     task_location,
 )
 from ...state.shard_scope import is_meant, shard_queues_meant
-from ...state.turns import Turns
+from ...state.turns import Batches, Turns
 from ..task_end import end_task, finish
 
 Renew = Callable[[TaskRecord], bytes]  # the policy of a task that is redriven
@@ -81,7 +81,6 @@ __all__ = [
 ]
 
 SLICE = 128
-BATCH_BYTES_MAX: Final = 256 << 10  # a redrive may write whole records: then fewer share a batch
 # A state, and of which rows: those of ``d`` that wait for tasks are behind the others.
 # A purge of all goes through them in this order: what becomes ready meanwhile is met after that.
 PURGE_STATES = {"delayed": DELAYED, "waiting": DELAYED, "ready": READY, "dead": DEAD}
@@ -141,21 +140,17 @@ async def _cancel_leased(state: EngineState, tenant_queues: set[TenantQueue]) ->
         for shard in {lease.shard_queue.shard: None for lease in part}:
             if not shard.coalescer.has_capacity:
                 await state.backpressure(shard)
-            # atomic section
-            live = [
-                lease
-                for lease in part
-                if lease.shard_queue.shard is shard and state.leases.get(lease.task_id) is lease
-            ]
-            for lease in live:
-                state.check_inherited(lease)
-            if live:
-                group = shard.coalescer.begin(len(live) * 512)
-                for lease in live:
+            batches = Batches(state, shard)
+            for lease in part:
+                if lease.shard_queue.shard is not shard:
+                    continue
+                group = await batches.group()
+                if state.leases.get(lease.task_id) is lease:
+                    state.check_inherited(lease)
                     with group:
                         finish(state, group, lease, Status.CANCELLED, error=b"cancelled")
-                await shard.coalescer.wait(group)
-                count += len(live)
+                    count += 1
+            await batches.commit()
         if turns.is_over:
             await turns.give_now()
             state.check()
@@ -322,11 +317,12 @@ async def _each(
     elif left > 0:
         lower = max(lower, min(found.upper, found.shard_queue.floor(READY)))  # as the caches know
     pages = Pages(state, shard, lower, found.upper, SLICE, for_writing=True)
+    batches = Batches(state, shard)
     while left > 0 and (rows := await pages.following()):
         meant = [row for row in rows if row[0][SEQ_AT:ID_AT] <= found.last][:left]
         left -= len(meant)
         if meant:
-            count += await _act_on(state, found.shard_queue, meant, act)
+            count += await _act_on(state, batches, found.shard_queue, meant, act)
     if left < found.rows:  # nine of ten priorities may be empty: not a turn of the loop for each
         await state.spawner.checkpoint()
         state.check()
@@ -335,24 +331,19 @@ async def _each(
 
 async def _act_on(
     state: EngineState,
+    batches: Batches,
     shard_queue: ShardQueue,
     rows: Sequence[tuple[bytes, bytes]],
     act: Callable[[Group, TaskLocation], bool],
 ) -> int:
-    """``act`` on the tasks of these rows, in batches of bounded bytes; how often it did."""
-    count, size, shard = 0, 0, shard_queue.shard
-    group = shard.coalescer.begin(len(rows) * 256)
-    for at, (key, raw) in enumerate(rows):
-        if size >= BATCH_BYTES_MAX:
-            await shard.coalescer.wait(group)
-            state.check()
-            group, size = shard.coalescer.begin((len(rows) - at) * 256), 0
-        queued = len(group.ops)
+    """``act`` on the tasks of these rows; how often it did."""
+    count = 0
+    for key, raw in rows:
+        group = await batches.group()
         location = _location_of_row(state, shard_queue, key, raw)
         with group:
             count += location is not None and act(group, location)
-        size += group.count_from(queued)
-    await shard.coalescer.wait(group)
+    await batches.commit()
     return count
 
 

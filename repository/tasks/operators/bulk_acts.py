@@ -64,9 +64,10 @@ from ...state.rows.task_location import (
     read_task,
     task_location,
 )
+from ...state.turns import Batches
 from ..lookup import Payloads
 from ..task_end import end_task, finish
-from .admin import BATCH_BYTES_MAX, Renew, redrive_one
+from .admin import Renew, redrive_one
 from .functions import policies_of_today
 from .task_search import TaskSearch
 
@@ -255,25 +256,20 @@ async def _each(state: EngineState, tasks: list[Task], do: _Do) -> dict[str | No
     out: dict[str | None, list[bytes]] = {}
     for index, of_shard in sorted(by_shard.items()):
         shard = state.shards[index]
+        batches = Batches(state, shard)
         for start in range(0, len(of_shard), _SLICE):
             if not shard.coalescer.has_capacity:
                 await state.backpressure(shard)
             part = of_shard[start : start + _SLICE]
-            group, size = shard.coalescer.begin(len(part) * 256), 0
-            for at, task in enumerate(part):
-                if size >= BATCH_BYTES_MAX:
-                    await shard.coalescer.wait(group)
-                    state.check()
-                    group, size = shard.coalescer.begin((len(part) - at) * 256), 0
-                queued = len(group.ops)
+            for task in part:
+                group = await batches.group()
                 try:
                     with group:
                         why = do(state, group, shard, task)
                 except CorruptionError as error:
                     why = str(error)
-                size += group.count_from(queued)
                 out.setdefault(why, []).append(task.id)
-            await shard.coalescer.wait(group)
+            await batches.commit()
             state.check()
         if final := out.pop(_FINAL, None):
             await _delete_final(state, shard, {task.id: task for task in of_shard}, final, out)
