@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..errors import SegmentCorruptError, StorageError, UsageError
-from .formats.item import Format
+from .bodies.sqs import HEADER, Sqs
 from .formats.ledgerq.codec import LedgerQ
 from .formats.rdq import Rdq
 from .formats.rust_queue.codec import RustQueue
-from .formats.sqs import HEADER, Sqs
+from .item import Format
 from .journal.log_format import MAGIC as JOURNAL_MAGIC
 from .journal.log_walk import JournalLog
 from .source import FileSource

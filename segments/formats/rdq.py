@@ -22,9 +22,9 @@ from enum import Enum
 from typing import ClassVar, Final, TypeAlias
 
 from ...errors import SegmentCorruptError, UsageError
+from ..item import Damage, Hole, Item, Record, Torn
 from ..source import Source
-from .item import Damage, Hole, Item, Record, Torn
-from .window import ReadAhead
+from ..window import ReadAhead
 
 __all__ = ["Judge", "Rdq", "Verdict"]
 

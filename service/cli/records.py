@@ -8,9 +8,9 @@ from typing import Any, Final
 import click
 
 from ...errors import SegmentCorruptError, UsageError
-from ...segments.formats.item import Damage, Record
 from ...segments.formats.ledgerq.codec import content
 from ...segments.formats.ledgerq.state import GoTime, format_time
+from ...segments.item import Damage, Record
 from .output import shown
 
 __all__ = ["damage_json", "inflated", "record_json", "record_row", "report_damage", "rfc3339"]

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from ...errors import CorruptionError, RecordCorruptError, SegmentCorruptError, StorageError
 from ...segments.detect import DetectedPath
-from ...segments.formats.item import Damage, Record
 from ...segments.formats.ledgerq.folder import read_directory
 from ...segments.formats.rust_queue.codec import wrong_with
 from ...segments.formats.rust_queue.folder import QueueDirectory
+from ...segments.item import Damage, Record
 from ...segments.journal.layout import index_path, position_path, tailers_folder
 from ...segments.journal.layout import is_tailer as is_tailer_name
 from ...segments.journal.log_format import HEAD_BYTES, HEADER_BYTES, decode_head, decode_header

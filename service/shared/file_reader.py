@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 from ...errors import SegmentCorruptError, StorageError, UsageError
 from ...segments.detect import DetectedPath, codec_of
-from ...segments.formats.item import Damage, Format, Hole, Item, Record, Torn
 from ...segments.formats.ledgerq.folder import read_directory
 from ...segments.formats.rust_queue.folder import QueueDirectory
+from ...segments.item import Damage, Format, Hole, Item, Record, Torn
 from ...segments.journal.layout import LogFile, list_files, lock_path
 from ...segments.journal.log_format import HEADER_BYTES, decode_header
 from ...segments.journal.view import entry_before, file_at, index_of

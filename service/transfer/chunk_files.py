@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from ...errors import SegmentCorruptError, StorageError, UsageError
-from ...segments.formats.item import Damage
+from ...segments.item import Damage
 from ...segments.source import FileSource, Source
 from .entries import CONTENT_TYPE, PICKLE, Entry, Mark, SourceItem, Unreadable, digest
 from .pickle_scan import end_of_pickle, plain_value

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote
 
 from ...errors import StorageError, UsageError
-from ...segments.formats.item import Damage
+from ...segments.item import Damage
 from ...segments.source import FileSource
 from .entries import Unreadable
 

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from xxhash import xxh3_128_hexdigest
 
 from ...engine.records.face import NO_FACE, Face
-from ...segments.formats.item import Damage
+from ...segments.item import Damage
 
 __all__ = [
     "CONTENT_ENCODING",

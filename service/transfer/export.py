@@ -31,7 +31,6 @@ from ...repository.model.arguments import names_of
 from ...repository.model.codec import RAW, decode_headers
 from ...repository.model.faces import labels_of
 from ...repository.model.json_values import dumps, rendered
-from ...segments.formats.item import Record
 from ...segments.formats.ledgerq.codec import encode
 from ...segments.formats.ledgerq.folder import write_directory as write_ledgerq
 from ...segments.formats.ledgerq.state import (
@@ -42,6 +41,7 @@ from ...segments.formats.ledgerq.state import (
     format_time,
 )
 from ...segments.formats.rust_queue.writer import write_directory as write_rust
+from ...segments.item import Record
 from .ledgerq import PRIORITIES, TASK_HEADER
 
 __all__ = ["EXPORT_FORMATS", "ExportReport", "check_apart", "export_queue"]

@@ -9,8 +9,8 @@ from typing import Final
 
 from ...errors import SegmentCorruptError
 from ...segments.detect import DetectedPath
-from ...segments.formats.item import Damage, Record
 from ...segments.formats.rust_queue.folder import QueueDirectory
+from ...segments.item import Damage, Record
 from ...segments.source import FileSource
 from ..shared.file_reader import FoundItem, Part, bytes_of, name_in, of_part, parts_of
 from .entries import CONTENT_TYPE, Entry, Mark, SourceItem, Unreadable, digest

@@ -14,7 +14,7 @@ from math import isnan
 from typing import Any, Final, NamedTuple
 
 from ...repository.model.arguments import TIME_MS_MAX
-from ...segments.formats.item import Damage
+from ...segments.item import Damage
 from .database import Database, Row
 from .entries import (
     CONTENT_TYPE,

@@ -24,8 +24,8 @@ from ....errors import (
     StorageError,
     UsageError,
 )
+from ....segments.bodies.sqs import HEADER, Sqs
 from ....segments.detect import DetectedPath
-from ....segments.formats.item import Damage, Record
 from ....segments.formats.ledgerq.folder import Directory, read_directory
 from ....segments.formats.ledgerq.folder import write_directory as write_ledgerq
 from ....segments.formats.ledgerq.state import Metadata, encode_metadata
@@ -33,7 +33,7 @@ from ....segments.formats.rust_queue.codec import variant_of
 from ....segments.formats.rust_queue.folder import QueueDirectory
 from ....segments.formats.rust_queue.reader import Variant
 from ....segments.formats.rust_queue.writer import write_directory as write_rust
-from ....segments.formats.sqs import HEADER, Sqs
+from ....segments.item import Damage, Record
 from ....segments.journal.log_format import HEADER_BYTES, decode_head, decode_header, encode_header
 from ....segments.source import FileSource
 from ...shared.file_reader import FoundItem, items, name_in, parts_of, salvage_part, vanished

@@ -11,7 +11,7 @@ import click
 
 from ....engine.runtime.clock import SystemClock
 from ....segments.detect import FORMATS, DetectedPath, detect
-from ....segments.formats.item import Damage, Record
+from ....segments.item import Damage, Record
 from ...shared.file_check import Problem, verify
 from ...shared.file_reader import bytes_of, items
 from ..output import Column, json_line, shown
