@@ -50,6 +50,7 @@ def test_what_is_shown_is_what_is_written(format: str) -> None:
 def test_every_reason_is_on_its_page(format: str) -> None:
     page = (PAGES / f"{format}.md").read_text("utf-8")
     code = (ROOT / "segments" / CODECS[format]).read_text("utf-8")
+    code = re.sub(r"__all__ = \[.*?\]", "", code, flags=re.DOTALL)
     reasons = set(re.findall(r'"([a-z]+(?:_[a-z]+)+)"', code))
     assert len(reasons) >= 6
     assert sorted(reason for reason in reasons if f"`{reason}`" not in page) == []
