@@ -19,7 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import msgpack
 
@@ -97,6 +97,11 @@ class ChunkFiles:
             why = str(exc)[:200]
             reason = f"the position cannot be read ({why}): all items there are count as waiting"
             self._problem = Unreadable(_INFO, Damage(0, len(raw), reason))
+
+    @classmethod
+    def opened(cls, path: str) -> Self | None:
+        """See ``Foreign``."""
+        return cls(path) if os.path.isdir(path) and is_chunk_folder(path) else None
 
     def holds(self, mark: Mark) -> bool:
         """See ``Foreign``: such a queue is quickly read again."""

@@ -44,6 +44,7 @@ class LedgerQ(LogSource):
     """A folder, or a single segment: that has neither position nor failures, so all is unread."""
 
     kind = "ledgerq"
+    formats = frozenset({"ledgerq"})
 
     def __init__(self, detected: DetectedPath) -> None:
         super().__init__(detected)
