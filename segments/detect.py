@@ -14,30 +14,34 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..errors import SegmentCorruptError, StorageError, UsageError
-from .formats.item import Format
-from .formats.ledgerq.codec import LedgerQ
-from .formats.rdq import Rdq
-from .formats.rust_queue.codec import RustQueue
-from .formats.sqs import HEADER, Sqs
+from .bodies.sqs import HEADER, Sqs
+from .formats.registry import FOREIGN, foreign_format
+from .item import Format
 from .journal.log_format import MAGIC as JOURNAL_MAGIC
 from .journal.log_walk import JournalLog
 from .source import FileSource
 
 __all__ = ["FORMATS", "DetectedPath", "codec_of", "detect", "is_ours"]
 
-FORMATS: Final = ("sqs", "rdq", "ledgerq", "rust-queue", "journal")
+FORMATS: Final = ("sqs", *(foreign.name for foreign in FOREIGN), "journal")
 
 _MAGIC_BYTES: Final = 4
-_OF_MAGIC: Final = {HEADER[:_MAGIC_BYTES]: "sqs", JOURNAL_MAGIC: "journal", b"QQDL": "ledgerq"}
-_BESIDE: Final = {  # files that belong to others, and say nothing alone
-    b"IQDL": "the index of a LedgerQ segment",
-    b"LDJI": "the index of a journal's log file",
-    b"LDJP": "the position of a journal",
-    b"LDJT": "the place of a tailer",
-    b"QMFT": "the manifest of a Rust queue",
+_POSITION: Final = b"LDJP"
+_OF_MAGIC: Final = {
+    HEADER[:_MAGIC_BYTES]: "sqs",
+    JOURNAL_MAGIC: "journal",
+    **{foreign.magic: foreign.name for foreign in FOREIGN if foreign.magic},
 }
-_OF_SUFFIX: Final = {".sqs": "sqs", ".rdq": "rdq", ".data": "rust-queue"}
-_MANIFESTS: Final = frozenset({"manifest.1", "manifest.2", "manifest.current"})
+_BESIDE: Final = {  # files that belong to others, and say nothing alone
+    b"LDJI": "the index of a journal's log file",
+    _POSITION: "the position of a journal",
+    b"LDJT": "the place of a tailer",
+    **{magic: what for foreign in FOREIGN for magic, what in foreign.beside.items()},
+}
+_OF_SUFFIX: Final = {
+    Sqs.suffix: "sqs",
+    **{foreign.suffix: foreign.name for foreign in FOREIGN if foreign.suffix},
+}
 _NUMBERED_LOG: Final = re.compile(r"\d{20}\.log", re.ASCII)
 _YEAR: Final = re.compile(r"\d{4,}", re.ASCII)
 _MONTH_OR_DAY: Final = re.compile(r"\d\d", re.ASCII)
@@ -72,11 +76,8 @@ def codec_of(path: str, name: str, *, is_current: bool = False) -> Format:
     """The codec for one file of that format. ``is_current``: see ``Sqs``."""
     if name == "sqs":
         return Sqs(foreign=_is_foreign(_magic(path)), is_current=is_current)
-    if name == "rdq":
-        return Rdq()
-    if name == "ledgerq":
-        return LedgerQ()
-    return RustQueue() if name == "rust-queue" else JournalLog()
+    foreign = foreign_format(name)
+    return foreign.codec() if foreign is not None else JournalLog()
 
 
 def is_ours(path: str) -> bool:
@@ -127,23 +128,19 @@ def _signs(folder: str) -> Iterator[str]:
     is_numbered_seen = False
     for name in _names(folder):
         path = os.path.join(folder, name)
-        if name == "position" and os.path.isfile(path) and _magic(path) == b"LDJP":
+        if name == "position" and os.path.isfile(path) and _magic(path) == _POSITION:
             yield "journal"
-        elif name == "metadata.dat":
-            yield "ledgerq"
-        elif name in _MANIFESTS:
-            yield "rust-queue"
-        elif name.endswith((".sqs", ".rdq")):
-            yield name[-3:]
+        elif name.endswith(Sqs.suffix):
+            yield "sqs"
         elif _NUMBERED_LOG.fullmatch(name) and not is_numbered_seen:
             is_numbered_seen = True  # one decides for all
             if _magic(path) == JOURNAL_MAGIC:
                 raise UsageError(f"{folder!r} is one day of a journal: give the journal's folder")
-            yield "ledgerq"
+        yield from (foreign.name for foreign in FOREIGN if foreign.is_sign(name))
 
 
 def _signs_in_days(folder: str) -> Iterator[str]:
-    """The same of ``YYYY/MM/DD``: both formats that have days keep nothing else there."""
+    """The same of ``YYYY/MM/DD``: a format that has days keeps nothing else there."""
     folders = [folder]
     for part in (_YEAR, _MONTH_OR_DAY, _MONTH_OR_DAY):
         folders = [
@@ -154,10 +151,9 @@ def _signs_in_days(folder: str) -> Iterator[str]:
         ]
     for day in folders:
         for name in _names(day):
-            if name.endswith(".data"):
-                yield "rust-queue"
-            elif _NUMBERED_LOG.fullmatch(name):
+            if _NUMBERED_LOG.fullmatch(name):
                 yield "journal"
+            yield from (foreign.name for foreign in FOREIGN if foreign.is_sign_in_day(name))
 
 
 def _names(folder: str) -> list[str]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import lodeq
 from lodeq import Engine, Task
-from lodeq.segments.formats.item import Record
 from lodeq.segments.formats.ledgerq.folder import write_directory as write_ledgerq
 from lodeq.segments.formats.ledgerq.state import DedupState, RetryState
+from lodeq.segments.item import Record
 from lodeq.service.transfer.import_run import ImportReport, import_tasks
 from lodeq.service.transfer.source_kinds import open_source
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from click.testing import CliRunner, Result
 
-from lodeq.segments.formats.item import Record
+from lodeq.segments.bodies.sqs import HEADER, Sqs
 from lodeq.segments.formats.ledgerq.folder import write_directory as write_ledgerq
 from lodeq.segments.formats.rdq import Rdq
 from lodeq.segments.formats.rust_queue.writer import write_directory as write_rust
-from lodeq.segments.formats.sqs import HEADER, Sqs
+from lodeq.segments.item import Record
 from lodeq.segments.journal.roll import Roll
 from lodeq.segments.journal.writer import LogWriter
 from lodeq.service.cli.app import lodeq

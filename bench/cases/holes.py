@@ -11,8 +11,8 @@ from pathlib import Path
 from results import Bench, Goal, Result
 
 from lodeq.segments.bodies.files import BodyFiles
-from lodeq.segments.formats.item import Hole
-from lodeq.segments.formats.sqs import HEADER, Sqs
+from lodeq.segments.bodies.sqs import HEADER, Sqs
+from lodeq.segments.item import Hole
 from lodeq.segments.source import FileSource
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

@@ -20,8 +20,8 @@ from ...engine.records.rows import BodyRow
 from ...engine.store.port import Op
 from ...errors import CorruptionError, SegmentCorruptError
 from ...segments.bodies.layout import Location
+from ...segments.bodies.sqs import HEADER_BYTES
 from ...segments.bodies.streams import StreamReader, StreamWriter
-from ...segments.formats.sqs import HEADER_BYTES
 from ..state.bodies import Bodies
 
 __all__ = ["LoadedBodies", "check_staged_body", "stage_body"]

@@ -18,8 +18,8 @@ from ...engine.values import Finding
 from ...errors import CorruptionError, SegmentCorruptError, StorageError
 from ...segments.bodies.layout import Location, examine_folder, file_name, list_numbers
 from ...segments.bodies.reader import BodyReader
-from ...segments.formats.item import Damage, Record
-from ...segments.formats.sqs import Sqs
+from ...segments.bodies.sqs import Sqs
+from ...segments.item import Damage, Record
 from ...segments.source import FileSource
 
 __all__ = ["BodyAudit", "audit_bodies", "plan_repair"]

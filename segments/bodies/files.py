@@ -1,6 +1,6 @@
 """The body files of one shard: appended to, read at any offset, removed whole.
 
-What is written is an ``.sqs`` file of ours (``formats/sqs.py``); every record in it has a checksum.
+What is written is an ``.sqs`` file of ours (``sqs.py`` beside); every record in it has a checksum.
 One is *current*; the others are sealed and never change again, but for holes that are punched into
 what is dead. Numbers only grow, and none is used twice: a file that comes back after a power cut
 can never be taken for another. Files of the older format lie below them (``layout``). A streamed
@@ -24,7 +24,6 @@ from ...engine.files.durable_files import sync_data
 from ...engine.files.paths import fsync_dir, fsync_file
 from ...engine.records.rows import BodyRow
 from ...errors import StorageError
-from ..formats.sqs import HEADER, HEADER_BYTES, Sqs
 from .layout import (
     NO_FILE,
     BodyFile,
@@ -36,6 +35,7 @@ from .layout import (
 )
 from .punch import punch
 from .reader import BodyReader
+from .sqs import HEADER, HEADER_BYTES, Sqs
 from .streams import PART_SUFFIX, StreamReader, StreamWriter
 
 __all__ = ["FILE_BYTES", "BodyFiles"]

@@ -10,13 +10,13 @@ from ...engine.files.durable_files import sync_data
 from ...engine.files.paths import fsync_dir
 from ...engine.records.rows import BodyRow
 from ...errors import CorruptionError, SegmentCorruptError, StorageError
-from ..formats.item import Record
 from ..formats.rdq import Rdq, Verdict
-from ..formats.sqs import Sqs
-from ..formats.sqs_search import CHECKED
+from ..item import Record
 from ..source import FileSource
 from .layout import examine_folder, file_name, list_numbers
 from .reader import BodyReader
+from .sqs import Sqs
+from .sqs_search import CHECKED
 
 __all__ = ["BodyFolder"]
 

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from ...errors import FormatTooNewError, FormatTooOldError, StorageError, StorePathError
 from ..formats.rdq import Rdq
-from ..formats.sqs import HEADER, HEADER_BYTES, Sqs
+from .sqs import HEADER, HEADER_BYTES, Sqs
 
 __all__ = [
     "NO_FILE",

@@ -13,7 +13,7 @@ import os
 from typing import Final
 
 from ...engine.files.durable_files import sync_data
-from ..formats.sqs import Sqs
+from .sqs import Sqs
 
 __all__ = ["punch"]
 

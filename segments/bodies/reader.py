@@ -11,8 +11,8 @@ from ...engine.records.rows import BodyRow
 from ...engine.records.task import WHOLE_BYTES_MAX
 from ...errors import SegmentCorruptError, StorageError
 from ..formats.rdq import Rdq
-from ..formats.sqs import Sqs
 from .layout import Location, examine_folder, file_name
+from .sqs import Sqs
 from .streams import StreamReader
 
 __all__ = ["BodyReader"]

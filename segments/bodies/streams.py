@@ -20,10 +20,10 @@ from typing import Final, NoReturn
 from ...engine.files.disk_errors import error_class
 from ...engine.files.durable_files import sync_data
 from ...errors import ClosedError, SegmentCorruptError, StorageError
-from ..formats.checksums import crc32
-from ..formats.sqs import HEADER, HEADER_BYTES, Sqs
-from ..formats.sqs_search import CHECKED, CHECKED_BYTES, CRC_AT, crc_of_both
+from ..checksums import crc32
 from .layout import Location
+from .sqs import HEADER, HEADER_BYTES, Sqs
+from .sqs_search import CHECKED, CHECKED_BYTES, CRC_AT, crc_of_both
 
 __all__ = ["PART_SUFFIX", "SLICE_BYTES", "StreamReader", "StreamWriter"]
 

@@ -1,1 +1,1 @@
-"""One codec a file, all with the interface of ``item.Format``."""
+"""Formats of other systems, a file or a folder each, with codecs like ``item.Format``."""

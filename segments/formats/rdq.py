@@ -15,6 +15,7 @@ run only the last places count. ``_candidates`` has all of this; its callers see
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
@@ -22,11 +23,12 @@ from enum import Enum
 from typing import ClassVar, Final, TypeAlias
 
 from ...errors import SegmentCorruptError, UsageError
+from ..item import Damage, Hole, Item, Record, Torn
 from ..source import Source
-from .item import Damage, Hole, Item, Record, Torn
-from .window import ReadAhead
+from ..window import ReadAhead
+from .foreign import ForeignFormat
 
-__all__ = ["Judge", "Rdq", "Verdict"]
+__all__ = ["FORMAT", "Judge", "Rdq", "Verdict", "store_files"]
 
 _ID_BYTES: Final = 16
 _SIZE_BYTES: Final = 8
@@ -240,3 +242,34 @@ def _gap(window: ReadAhead, start: int, end: int, seen: Set[bytes]) -> Hole | Da
 
 def _corrupt(offset: int, reason: str) -> SegmentCorruptError:
     return SegmentCorruptError(f"no message at {offset}: {reason}", offset=offset, reason=reason)
+
+
+def store_files(folder: str) -> list[tuple[str, str]]:
+    """Path and name of the files of a message store, by their numbers: of this version or the next.
+
+    A store that was converted has files of both.
+    """
+
+    def number(name: str) -> tuple[bool, int, str]:
+        stem = name[:-4]
+        is_number = stem.isascii() and stem.isdecimal()
+        return not is_number, int(stem[:40]) if is_number else 0, name
+
+    names = sorted(
+        (name for name in os.listdir(folder) if name.endswith((".sqs", ".rdq"))), key=number
+    )
+    return [(os.path.join(folder, name), name) for name in names]
+
+
+def _is_sign(name: str) -> bool:
+    return name.endswith(Rdq.suffix)
+
+
+FORMAT: Final = ForeignFormat(
+    name=Rdq.name,
+    codec=Rdq,
+    files_in=store_files,
+    suffix=Rdq.suffix,
+    is_sign=_is_sign,
+    has_numbers=False,
+)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ...errors import SegmentCorruptError
-from ..formats.item import Damage, Item, Record, Torn
+from ..item import Damage, Item, Record, Torn
 from ..source import Source
 from .log_format import (
     CHECK_BYTES,
@@ -172,7 +172,7 @@ def _record(record: LogRecord, head: Head, at: int) -> Record:
 
 
 class JournalLog:
-    """See ``item.Format``. Offset and size of a record are those of its frame.
+    """See ``Format``. Offset and size of a record are those of its frame.
 
     Without bodies, a frame is returned as its first record.
     """

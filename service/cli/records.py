@@ -8,9 +8,9 @@ from typing import Any, Final
 import click
 
 from ...errors import SegmentCorruptError, UsageError
-from ...segments.formats.item import Damage, Record
-from ...segments.formats.ledgerq.codec import content
 from ...segments.formats.ledgerq.state import GoTime, format_time
+from ...segments.formats.registry import foreign_format
+from ...segments.item import Damage, Record
 from .output import shown
 
 __all__ = ["damage_json", "inflated", "record_json", "record_row", "report_damage", "rfc3339"]
@@ -52,10 +52,13 @@ def _id(record: Record) -> str | int | None:
     return record.sequence if record.sequence >= 0 else None
 
 
-def inflated(record: Record) -> tuple[bytes, Damage | None]:
+def inflated(record: Record, format: str) -> tuple[bytes, Damage | None]:
     """A record's payload, decompressed; as it is stored, with the damage, if that fails."""
+    foreign = foreign_format(format)
+    if foreign is None:
+        return record.payload, None
     try:
-        return content(record), None
+        return foreign.content(record), None
     except SegmentCorruptError as exc:
         return record.payload, Damage(record.offset, record.size, exc.reason)
 

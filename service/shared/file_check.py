@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 from ...errors import CorruptionError, RecordCorruptError, SegmentCorruptError, StorageError
 from ...segments.detect import DetectedPath
-from ...segments.formats.item import Damage, Record
-from ...segments.formats.ledgerq.folder import read_directory
-from ...segments.formats.rust_queue.codec import wrong_with
-from ...segments.formats.rust_queue.folder import QueueDirectory
+from ...segments.formats.registry import foreign_format
+from ...segments.item import Damage, Record
 from ...segments.journal.layout import index_path, position_path, tailers_folder
 from ...segments.journal.layout import is_tailer as is_tailer_name
 from ...segments.journal.log_format import HEAD_BYTES, HEADER_BYTES, decode_head, decode_header
@@ -43,11 +41,10 @@ def verify(place: DetectedPath, at: At) -> Iterator[Problem]:
     Raises:
         StorageError: a file cannot be read.
     """
-    if place.is_folder and place.format == "ledgerq":
-        for file, damage in read_directory(place.path).verify():
-            yield Problem(file, damage)
-    elif place.is_folder and place.format == "rust-queue":
-        yield from _verify_rust(place)
+    foreign = foreign_format(place.format)
+    if foreign is not None and foreign.damage_in is not None and place.is_folder:
+        for file, damage in foreign.damage_in(place.path):
+            yield Problem(name_in(place, file), damage)
     elif place.format == "journal":
         yield from _verify_journal(place, at)
     else:
@@ -114,21 +111,6 @@ def _verify_part(part: Part, at: At) -> Iterator[Problem]:
         is_torn = damage.reason == "torn_tail" and damage.offset + damage.size == size
         if not (is_torn and part.is_current):
             yield Problem(part.name, damage)
-
-
-def _verify_rust(place: DetectedPath) -> Iterator[Problem]:
-    """Verify a Rust queue. The directory describes damage as text; salvage has it precisely."""
-    directory = QueueDirectory(place.path)
-    found = directory.verify()
-    if not found:
-        return
-    precise: dict[tuple[str, str], Damage] = {}
-    for file, item in directory.salvage():
-        if damage := wrong_with(item):
-            precise[file.path, f"{damage.offset}: {damage.reason}"] = damage
-    for one in found:
-        damage = precise.get((one.path, one.reason), Damage(0, 0, one.reason))
-        yield Problem(name_in(place, one.path), damage)
 
 
 # --- journals ---------------------------------------------------------------------------------

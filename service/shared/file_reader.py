@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 from ...errors import SegmentCorruptError, StorageError, UsageError
 from ...segments.detect import DetectedPath, codec_of
-from ...segments.formats.item import Damage, Format, Hole, Item, Record, Torn
-from ...segments.formats.ledgerq.folder import read_directory
-from ...segments.formats.rust_queue.folder import QueueDirectory
+from ...segments.formats.rdq import store_files
+from ...segments.formats.registry import foreign_format
+from ...segments.item import Damage, Format, Hole, Item, Record, Torn
 from ...segments.journal.layout import LogFile, list_files, lock_path
 from ...segments.journal.log_format import HEADER_BYTES, decode_header
 from ...segments.journal.view import entry_before, file_at, index_of
@@ -78,13 +78,8 @@ def parts_of(place: DetectedPath) -> list[Part]:
             )
             for file in files
         ]
-    if place.format == "rust-queue":
-        found = [(file.path, file.name) for file in QueueDirectory(place.path).files]
-    elif place.format == "ledgerq":
-        names = read_directory(place.path).segments
-        found = [(os.path.join(place.path, name), name) for name in names]
-    else:
-        found = [(os.path.join(place.path, name), name) for name in _stores(place.path)]
+    foreign = foreign_format(place.format)
+    found = foreign.files_in(place.path) if foreign is not None else store_files(place.path)
     return [_part(place, path, name, is_last=name == found[-1][1]) for path, name in found]
 
 
@@ -102,7 +97,9 @@ def items(
         UsageError: ``start``, in a format that has no numbers.
         StorageError: a file cannot be read.
     """
-    if start is not None and place.format in ("sqs", "rdq"):
+    foreign = foreign_format(place.format)
+    has_numbers = foreign.has_numbers if foreign is not None else place.format != "sqs"
+    if start is not None and not has_numbers:
         raise UsageError(f"messages in {place.format} files have no numbers: there is no --from")
     for found in _all(place, start, bodies):
         item = found.item
@@ -171,10 +168,11 @@ def vanished(exc: StorageError) -> bool:
 
 
 def _all(place: DetectedPath, start: int | None, bodies: bool) -> Iterator[FoundItem]:
-    if place.format == "rust-queue" and place.is_folder:
-        for file, item in QueueDirectory(place.path).salvage():
+    foreign = foreign_format(place.format)
+    if foreign is not None and foreign.items_in is not None and place.is_folder:
+        for name, item in foreign.items_in(place.path):
             damage = Damage(item.offset, item.size, TORN) if isinstance(item, Torn) else item
-            yield FoundItem(file.name, damage)
+            yield FoundItem(name, damage)
         return
     parts = parts_of(place)
     if place.format == "journal" and place.is_folder and start is not None:
@@ -240,22 +238,9 @@ def _without_torn(part: Part, item: Item) -> Iterator[Record | Hole | Damage]:
 
 def _part(place: DetectedPath, path: str, name: str, *, is_last: bool) -> Part:
     """One file of several; a converted store has files of both formats."""
-    own = name[-3:] if place.format in ("sqs", "rdq") else place.format
+    own = name[-3:] if name.endswith((".sqs", ".rdq")) else place.format
     is_current = own == "sqs" and is_last and is_written(place)
     return Part(path, name, codec_of(path, own, is_current=is_current), is_current)
-
-
-def _stores(folder: str) -> list[str]:
-    """Names of ``.sqs`` and ``.rdq`` files, by their numbers."""
-
-    def number(name: str) -> tuple[bool, int, str]:
-        stem = name[:-4]
-        is_number = stem.isascii() and stem.isdecimal()
-        return not is_number, int(stem[:40]) if is_number else 0, name
-
-    return sorted(
-        (name for name in os.listdir(folder) if name.endswith((".sqs", ".rdq"))), key=number
-    )
 
 
 def _is_current(place: DetectedPath) -> bool:
@@ -265,7 +250,8 @@ def _is_current(place: DetectedPath) -> bool:
     if place.format == "journal":
         files = list_files(journal_of(place) or "")
         return bool(files) and files[-1].path == place.path
-    return _stores(os.path.dirname(place.path))[-1:] == [os.path.basename(place.path)]
+    newest = [name for _, name in store_files(os.path.dirname(place.path))[-1:]]
+    return newest == [os.path.basename(place.path)]
 
 
 def _is_held(path: str) -> bool:

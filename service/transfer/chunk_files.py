@@ -19,12 +19,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import msgpack
 
 from ...errors import SegmentCorruptError, StorageError, UsageError
-from ...segments.formats.item import Damage
+from ...segments.item import Damage
 from ...segments.source import FileSource, Source
 from .entries import CONTENT_TYPE, PICKLE, Entry, Mark, SourceItem, Unreadable, digest
 from .pickle_scan import end_of_pickle, plain_value
@@ -97,6 +97,11 @@ class ChunkFiles:
             why = str(exc)[:200]
             reason = f"the position cannot be read ({why}): all items there are count as waiting"
             self._problem = Unreadable(_INFO, Damage(0, len(raw), reason))
+
+    @classmethod
+    def opened(cls, path: str) -> Self | None:
+        """See ``Foreign``."""
+        return cls(path) if os.path.isdir(path) and is_chunk_folder(path) else None
 
     def holds(self, mark: Mark) -> bool:
         """See ``Foreign``: such a queue is quickly read again."""

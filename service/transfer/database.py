@@ -20,13 +20,14 @@ from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote
 
 from ...errors import StorageError, UsageError
-from ...segments.formats.item import Damage
+from ...segments.item import Damage
 from ...segments.source import FileSource
 from .entries import Unreadable
 
-__all__ = ["MAGIC", "Database", "Row"]
+__all__ = ["Database", "Row", "database_at"]
 
-MAGIC: Final = b"SQLite format 3\0"
+_MAGIC: Final = b"SQLite format 3\0"
+_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 _HEADER_BYTES: Final = 100
 _WAL_MODE: Final = 2
 _VALUE_BYTES_MAX: Final = 64 << 20
@@ -73,7 +74,7 @@ class Database:
     def _connect(self) -> sqlite3.Connection:
         with FileSource(self.path) as source:
             header = source.read(0, _HEADER_BYTES)
-        if not header.startswith(MAGIC):
+        if not header.startswith(_MAGIC):
             raise UsageError(f"{self.path!r} is not a SQLite database")
         path, query = self.path, "mode=ro"
         is_wal = _WAL_MODE in header[18:20]
@@ -263,3 +264,25 @@ def _ordering(column: str) -> str:
 
 def _quoted(name: str) -> str:
     return "rowid" if name == "rowid" else '"' + name.replace('"', '""') + '"'
+
+
+def database_at(path: str) -> str | None:
+    """The database at a path; in a folder, the only one."""
+    if not os.path.isdir(path):
+        return path if _is_database(path) else None
+    found = [
+        os.path.join(path, name)
+        for name in sorted(os.listdir(path))
+        if name.endswith(_SUFFIXES) and _is_database(os.path.join(path, name))
+    ]
+    if len(found) > 1:
+        raise UsageError(f"{path!r} holds several databases: give one of the files")
+    return found[0] if found else None
+
+
+def _is_database(path: str) -> bool:
+    try:
+        with FileSource(path) as source:
+            return source.read(0, len(_MAGIC)) == _MAGIC
+    except StorageError:
+        return False

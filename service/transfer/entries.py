@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
 from xxhash import xxh3_128_hexdigest
 
 from ...engine.records.face import NO_FACE, Face
-from ...segments.formats.item import Damage
+from ...segments.item import Damage
 
 __all__ = [
     "CONTENT_ENCODING",
@@ -119,6 +119,15 @@ class Foreign(Protocol):
     @property
     def left_out(self) -> Counter[str]:
         """Counts of entries left out on purpose so far, by reason."""
+
+    @classmethod
+    def opened(cls, path: str) -> Self | None:
+        """The source at a path without links; None if there is none of this kind.
+
+        Raises:
+            UsageError: there are several.
+            StorageError: it cannot be read.
+        """
 
     def holds(self, mark: Mark) -> bool:
         """Whether the marked entry is unchanged, so that reading may go on behind it."""

@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ...engine.files.disk_errors import error_class
 from ...engine.files.durable_files import new_file, write_new
@@ -31,7 +31,6 @@ from ...repository.model.arguments import names_of
 from ...repository.model.codec import RAW, decode_headers
 from ...repository.model.faces import labels_of
 from ...repository.model.json_values import dumps, rendered
-from ...segments.formats.item import Record
 from ...segments.formats.ledgerq.codec import encode
 from ...segments.formats.ledgerq.folder import write_directory as write_ledgerq
 from ...segments.formats.ledgerq.state import (
@@ -42,11 +41,11 @@ from ...segments.formats.ledgerq.state import (
     format_time,
 )
 from ...segments.formats.rust_queue.writer import write_directory as write_rust
+from ...segments.item import Record
 from .ledgerq import PRIORITIES, TASK_HEADER
 
 __all__ = ["EXPORT_FORMATS", "ExportReport", "check_apart", "export_queue"]
 
-EXPORT_FORMATS: Final = ("ledgerq", "jsonl", "rust-queue")
 _KINDS: Final = ("bytes", "msgpack", "codec")
 _RETRY_FILE: Final = ".retry_state.json"
 _LOST_MAX: Final = 1000
@@ -88,7 +87,7 @@ def export_queue(
         queue: its name.
         to: a folder (``jsonl``: a file) that does not exist.
         tenant: whose.
-        format: ``ledgerq``, ``jsonl`` or ``rust-queue``.
+        format: one of ``EXPORT_FORMATS``.
         dead: dead letters as well. LedgerQ's are a folder of their own, ``to`` with ``.dead``.
         on_lost: called with the id of each task that cannot be read, or that the format cannot
             hold, and the reason.
@@ -101,14 +100,15 @@ def export_queue(
     Durability: the export survives a power cut on return.
     Cancellation: does not wait.
     """
-    if format not in EXPORT_FORMATS:
+    form = _FORMS.get(format)
+    if form is None:
         raise UsageError(f"expected a format among {', '.join(EXPORT_FORMATS)}, got {format!r}")
-    if format == "rust-queue" and dead:
-        raise UsageError("a Rust queue has no dead letters: leave out dead (--dead)")
+    if form.refuses_dead and dead:
+        raise UsageError(form.refuses_dead)
     if engine.path is not None:
         check_apart(engine.path, to)
     out = os.path.abspath(to)
-    targets = [out, f"{out}.dead"] if dead and format == "ledgerq" else [out]
+    targets = [out, f"{out}.dead"] if dead and form.is_dead_apart else [out]
     for path in [*targets, *(f"{path}.unfinished" for path in targets)]:
         if os.path.lexists(path):
             raise UsageError(f"{path!r} exists: give another --to, or move it away")
@@ -120,14 +120,9 @@ def export_queue(
         )
     export = _Export(view, *names, on_lost)
     try:
-        if format == "jsonl":
-            export.jsonl(f"{out}.unfinished", dead=dead)
-        elif format == "rust-queue":
-            export.rust(f"{out}.unfinished")
-        else:
-            export.ledgerq(f"{out}.unfinished", is_dead=False)
-            if dead:
-                export.ledgerq(f"{out}.dead.unfinished", is_dead=True)
+        form.write(export, f"{out}.unfinished", dead and not form.is_dead_apart)
+        if dead and form.is_dead_apart:
+            form.write(export, f"{out}.dead.unfinished", True)
         for path in reversed(targets):
             os.rename(f"{path}.unfinished", path)
         fsync_dir(os.path.dirname(out))
@@ -189,7 +184,7 @@ class _Export:
 
     # --- LedgerQ --------------------------------------------------------------------------------
 
-    def ledgerq(self, fresh: str, *, is_dead: bool) -> None:
+    def ledgerq(self, fresh: str, is_dead: bool) -> None:
         """Write the waiting tasks, or the dead letters, as a folder that LedgerQ opens."""
         failed: list[RetryEntry] = []
         most = 0
@@ -230,7 +225,7 @@ class _Export:
 
     # --- others ---------------------------------------------------------------------------------
 
-    def jsonl(self, fresh: str, *, dead: bool) -> None:
+    def jsonl(self, fresh: str, dead: bool) -> None:
         """Write one object a line, with all fields of a task."""
         with new_file(fresh) as file:
             for task in self._tasks(dead=dead):
@@ -242,12 +237,12 @@ class _Export:
                 file.write(line.encode() + b"\n")
                 self._done(task)
 
-    def rust(self, fresh: str) -> None:
+    def rust(self, fresh: str, dead: bool) -> None:
         """Write the payloads alone."""
         seconds = self._view.clock.wall_us() / 1e6
 
         def payloads() -> Iterator[bytes]:
-            for task in self._tasks(dead=False):
+            for task in self._tasks(dead=dead):
                 if not task.payload:
                     self._lose(str(task.task_id), "an empty payload reads as the end of the data")
                     continue
@@ -258,6 +253,27 @@ class _Export:
         write_rust(
             fresh, payloads(), day=datetime.datetime.fromtimestamp(seconds, datetime.UTC).date()
         )
+
+
+class _Form(NamedTuple):
+    """A format that is written: ``write`` takes the new path, and whether dead letters go in.
+
+    ``is_dead_apart``: dead letters have a place of their own, and are written there alone.
+    """
+
+    write: Callable[[_Export, str, bool], None]
+    is_dead_apart: bool = False
+    refuses_dead: str = ""
+
+
+_FORMS: Final = {
+    "ledgerq": _Form(_Export.ledgerq, is_dead_apart=True),
+    "jsonl": _Form(_Export.jsonl),
+    "rust-queue": _Form(
+        _Export.rust, refuses_dead="a Rust queue has no dead letters: leave out dead (--dead)"
+    ),
+}
+EXPORT_FORMATS: Final = tuple(_FORMS)
 
 
 def _record(task: ExportedTask, number: int) -> Record:

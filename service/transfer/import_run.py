@@ -22,7 +22,7 @@ from ...repository.api.view import view_of
 from ...repository.bulk.imported_tasks import ImportedTask
 from ...repository.model.arguments import names_of
 from ...repository.model.encoded_tasks import EncodedTask, TaskTemplate
-from ...segments.formats.item import Damage
+from ...segments.item import Damage
 from .entries import Entry, Foreign, Mark, SourceItem, Unreadable, digest
 from .progress_note import Note, note_path, read_note, write_note
 

@@ -18,10 +18,10 @@ from ...engine.records.face import NO_FACE, Face, unpack_face
 from ...errors import SegmentCorruptError, UsageError
 from ...repository.model.faces import labels_of, packed_face
 from ...segments.detect import DetectedPath
-from ...segments.formats.item import Damage, Record
 from ...segments.formats.ledgerq.codec import DATA, content
 from ...segments.formats.ledgerq.folder import Directory, dead_letter, read_directory
 from ...segments.formats.ledgerq.state import DedupEntry, RetryEntry
+from ...segments.item import Damage, Record
 from .entries import Entry, SourceItem, Unreadable, digest
 from .logs import LogSource
 
@@ -44,6 +44,7 @@ class LedgerQ(LogSource):
     """A folder, or a single segment: that has neither position nor failures, so all is unread."""
 
     kind = "ledgerq"
+    formats = frozenset({"ledgerq"})
 
     def __init__(self, detected: DetectedPath) -> None:
         super().__init__(detected)

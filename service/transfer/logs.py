@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, Self
 
-from ...errors import SegmentCorruptError
-from ...segments.detect import DetectedPath
-from ...segments.formats.item import Damage, Record
+from ...errors import SegmentCorruptError, UsageError
+from ...segments.detect import DetectedPath, detect
 from ...segments.formats.rust_queue.folder import QueueDirectory
+from ...segments.item import Damage, Record
 from ...segments.source import FileSource
 from ..shared.file_reader import FoundItem, Part, bytes_of, name_in, of_part, parts_of
 from .entries import CONTENT_TYPE, Entry, Mark, SourceItem, Unreadable, digest
@@ -23,9 +23,10 @@ _NO_QUEUES: Final[Sequence[str]] = ()
 
 
 class LogSource(ABC):
-    """The files of a path, read once, in order."""
+    """The files of a path, read once, in order. ``formats`` are those of ``segments`` it reads."""
 
     kind = ""
+    formats: frozenset[str] = frozenset()
     queues = _NO_QUEUES
 
     def __init__(self, detected: DetectedPath) -> None:
@@ -35,6 +36,15 @@ class LogSource(ABC):
         self.total_bytes = bytes_of(detected)
         self.left_out: Counter[str] = Counter()
         self._last: tuple[str, Record] | None = None
+
+    @classmethod
+    def opened(cls, path: str) -> Self | None:
+        """See ``Foreign``."""
+        try:
+            detected = detect(path)
+        except UsageError:
+            return None
+        return cls(detected) if detected.format in cls.formats else None
 
     @property
     def mark(self) -> Mark | None:
@@ -111,6 +121,7 @@ class RustQueue(LogSource):
     """
 
     kind = "rust-queue"
+    formats = frozenset({"rust-queue"})
 
     def __init__(self, detected: DetectedPath) -> None:
         super().__init__(detected)
@@ -142,6 +153,7 @@ class Rdq(LogSource):
     """
 
     kind = "rdq"
+    formats = frozenset({"rdq", "sqs"})
 
     def _found(self, file: str, record: Record) -> SourceItem | None:
         headers = {"message-id": record.id.hex()}

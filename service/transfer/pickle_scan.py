@@ -4,6 +4,11 @@ persist-queue keeps its items in a file one behind the other, and its position i
 numbers, all pickled (protocol 4). Where an item ends follows from the sizes of its opcodes; none of
 them is executed. The position is read with the dozen opcodes that a dictionary of numbers
 and lists of them takes; any other is refused.
+
+``pickletools.genops`` would find the end as well, but makes a value of each argument on its way: a
+text with a single rare character takes four times its bytes, of items that may be large. And it
+refuses what it cannot make a value of, such as text that is no UTF-8, though the end is known: all
+items behind that one would be lost.
 """
 
 from __future__ import annotations

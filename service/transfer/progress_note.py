@@ -17,7 +17,7 @@ from xxhash import xxh3_64_hexdigest
 
 from ...engine.files.durable_files import replace_file
 from ...errors import StorageError
-from ...segments.formats.item import Damage
+from ...segments.item import Damage
 from .entries import Mark, Unreadable
 
 __all__ = ["Note", "note_path", "read_note", "write_note"]

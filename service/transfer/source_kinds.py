@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import Final, TypeAlias
 
-from ...errors import StorageError, UsageError
-from ...segments.detect import DetectedPath, detect
-from ...segments.source import FileSource
-from .chunk_files import ChunkFiles, is_chunk_folder
-from .database import MAGIC, Database
+from ...errors import UsageError
+from .chunk_files import ChunkFiles
 from .entries import Foreign
 from .ledgerq import LedgerQ
 from .logs import LogSource, Rdq, RustQueue
@@ -17,15 +14,18 @@ from .tables import Huey, LiteQueue, PersistQueue, TableSource
 
 __all__ = ["KINDS", "open_source"]
 
-_LOGS: Final[dict[str, type[LogSource]]] = {
-    "ledgerq": LedgerQ,
-    "rust-queue": RustQueue,
-    "rdq": Rdq,
-    "sqs": Rdq,
-}
-_TABLES: Final[tuple[type[TableSource], ...]] = (PersistQueue, Huey, LiteQueue)
-KINDS: Final = ("ledgerq", "rust-queue", "rdq", "persist-queue", "huey", "litequeue")
-_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
+OpenedSource: TypeAlias = LogSource | ChunkFiles | TableSource
+# A line for each; of two of one kind the first that finds something at a path is taken.
+_SOURCES: Final[tuple[type[OpenedSource], ...]] = (
+    LedgerQ,
+    RustQueue,
+    Rdq,
+    ChunkFiles,
+    PersistQueue,
+    Huey,
+    LiteQueue,
+)
+KINDS: Final = tuple(dict.fromkeys(source.kind for source in _SOURCES))
 
 
 def open_source(
@@ -60,54 +60,13 @@ def open_source(
     return opened
 
 
-def _open(kind: str, path: str) -> LogSource | ChunkFiles | TableSource | None:
-    if kind in _LOGS:
-        detected = _detected(path)
-        wanted = {kind, "sqs"} if kind == "rdq" else {kind}
-        if detected is None or detected.format not in wanted:
-            return None
-        return _LOGS[detected.format](detected)
-    if kind == "persist-queue" and os.path.isdir(path) and is_chunk_folder(path):
-        return ChunkFiles(path)
-    database = _database(path)
-    if database is None:
-        return None
-    with Database(database) as opened:
-        tables = opened.tables
-    fits = [source for source in _TABLES if source.kind == kind and source.fits(tables)]
-    return fits[0](database) if fits else None
-
-
-def _detected(path: str) -> DetectedPath | None:
-    try:
-        return detect(path)
-    except UsageError:
-        return None
-
-
-def _database(path: str) -> str | None:
-    """The database at a path; in a folder, the only one."""
-    if not os.path.isdir(path):
-        return path if _is_database(path) else None
-    found = [
-        os.path.join(path, name)
-        for name in sorted(os.listdir(path))
-        if name.endswith(_SUFFIXES) and _is_database(os.path.join(path, name))
-    ]
-    if len(found) > 1:
-        raise UsageError(f"{path!r} holds several databases: give one of the files")
-    return found[0] if found else None
-
-
-def _is_database(path: str) -> bool:
-    try:
-        with FileSource(path) as source:
-            return source.read(0, len(MAGIC)) == MAGIC
-    except StorageError:
-        return False
+def _open(kind: str, path: str) -> OpenedSource | None:
+    found = (source.opened(path) for source in _SOURCES if source.kind == kind)
+    return next((source for source in found if source is not None), None)
 
 
 def _unknown(kind: str, path: str) -> str:
-    if kind in ("huey", "litequeue") and os.path.isdir(path):
+    is_file = all(issubclass(one, TableSource) for one in _SOURCES if one.kind == kind)
+    if is_file and os.path.isdir(path):
         return "give the file of its database"
     return "there is nothing that can be imported"

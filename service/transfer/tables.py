@@ -11,11 +11,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from ...repository.model.arguments import TIME_MS_MAX
-from ...segments.formats.item import Damage
-from .database import Database, Row
+from ...segments.item import Damage
+from .database import Database, Row, database_at
 from .entries import (
     CONTENT_TYPE,
     Entry,
@@ -47,6 +47,16 @@ class TableSource(ABC):
         self._file, self._read_bytes = "", 0
         with Database(path) as database:
             self.queues = self._queues(database)
+
+    @classmethod
+    def opened(cls, path: str) -> Self | None:
+        """See ``Foreign``."""
+        file = database_at(path)
+        if file is None:
+            return None
+        with Database(file) as database:
+            tables = database.tables
+        return cls(file) if cls.fits(tables) else None
 
     def holds(self, mark: Mark) -> bool:
         """See ``Foreign``: rows come and go."""

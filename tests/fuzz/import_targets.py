@@ -25,7 +25,8 @@ from support_import import AT_NS, HUEY, LITEQUEUE, message, persist_table
 
 from lodeq.engine.runtime.clock import SystemClock
 from lodeq.errors import LodeqError
-from lodeq.segments.formats.checksums import crc32c
+from lodeq.segments.bodies.sqs import HEADER, Sqs
+from lodeq.segments.checksums import crc32c
 from lodeq.segments.formats.ledgerq.folder import write_directory as write_ledgerq
 from lodeq.segments.formats.ledgerq.state import (
     DedupEntry,
@@ -36,7 +37,6 @@ from lodeq.segments.formats.ledgerq.state import (
 )
 from lodeq.segments.formats.rdq import Rdq
 from lodeq.segments.formats.rust_queue.codec import RustQueue
-from lodeq.segments.formats.sqs import HEADER, Sqs
 from lodeq.service.transfer.entries import Foreign
 from lodeq.service.transfer.import_run import survey
 from lodeq.service.transfer.source_kinds import open_source

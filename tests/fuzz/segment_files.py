@@ -13,14 +13,14 @@ from fuzz.target import Example, Target, _b, _id, _q
 from xxhash import xxh3_64_digest
 
 from lodeq.errors import SegmentCorruptError
-from lodeq.segments.formats.checksums import crc32c
-from lodeq.segments.formats.item import Damage, Item, Record
+from lodeq.segments.bodies.sqs import HEADER, HEADER_BYTES, Sqs
+from lodeq.segments.bodies.sqs_search import CHECKED
+from lodeq.segments.checksums import crc32c
 from lodeq.segments.formats.ledgerq import codec as lq
 from lodeq.segments.formats.rdq import Rdq, Verdict
 from lodeq.segments.formats.rust_queue.codec import RustQueue
 from lodeq.segments.formats.rust_queue.reader import Variant
-from lodeq.segments.formats.sqs import HEADER, HEADER_BYTES, Sqs
-from lodeq.segments.formats.sqs_search import CHECKED
+from lodeq.segments.item import Damage, Item, Record
 from lodeq.segments.journal import log_format as journal
 from lodeq.segments.journal.log_walk import JournalLog
 from lodeq.segments.source import BytesSource
@@ -277,7 +277,7 @@ def _of(
 
 
 SEGMENT_FILES = {
-    "sqs": _of("formats.sqs", _sqs, _decode_sqs, _fix_sqs),
+    "sqs": _of("bodies.sqs", _sqs, _decode_sqs, _fix_sqs),
     "rdq": _of("formats.rdq", _rdq, _decode_rdq),
     "ledgerq": _of("formats.ledgerq.codec", _ledgerq, _decode_ledgerq, _fix_ledgerq),
     "rust_queue": _of("formats.rust_queue.codec", _rust, _decode_rust, _fix_rust),

@@ -13,7 +13,7 @@ from dataclasses import replace
 from xxhash import xxh3_64_digest
 
 from lodeq.errors import SegmentCorruptError
-from lodeq.segments.formats.item import Damage, Format, Item, Record, Torn
+from lodeq.segments.item import Damage, Format, Item, Record, Torn
 from lodeq.segments.journal import log_format as journal
 from lodeq.segments.journal.log_walk import JournalLog
 from lodeq.segments.source import BytesSource

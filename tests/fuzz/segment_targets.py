@@ -12,8 +12,9 @@ from fuzz.target import Example, Target, _b, _id, _q
 from xxhash import xxh3_64_digest
 
 from lodeq.errors import RecordCorruptError, SegmentCorruptError
-from lodeq.segments.formats.checksums import crc32c
-from lodeq.segments.formats.item import Record
+from lodeq.segments.bodies.sqs import Sqs
+from lodeq.segments.bodies.sqs_search import CHECKED
+from lodeq.segments.checksums import crc32c
 from lodeq.segments.formats.ledgerq import codec as lq
 from lodeq.segments.formats.ledgerq import index as lq_index
 from lodeq.segments.formats.ledgerq import state
@@ -22,8 +23,7 @@ from lodeq.segments.formats.rdq import Rdq
 from lodeq.segments.formats.rust_queue import index
 from lodeq.segments.formats.rust_queue.codec import RustQueue
 from lodeq.segments.formats.rust_queue.reader import Variant
-from lodeq.segments.formats.sqs import Sqs
-from lodeq.segments.formats.sqs_search import CHECKED
+from lodeq.segments.item import Record
 from lodeq.segments.journal import log_format as journal
 from lodeq.segments.journal import small_files as small
 
@@ -327,7 +327,7 @@ SEGMENT_TARGETS = {
     "place": _of("journal.small_files.decode_place",
         lambda r: small.encode_place(small.TailerPosition(_q(r), _q(r))), small.decode_place,
         small.encode_place, _sealed),
-    "sqs_record": _of("formats.sqs.decode", _sqs, _exact(SQS.decode, _encode_sqs), fix=_fix_sqs),
+    "sqs_record": _of("bodies.sqs.decode", _sqs, _exact(SQS.decode, _encode_sqs), fix=_fix_sqs),
     "rdq_record": _of("formats.rdq.decode",
         lambda r: RDQ.encode(_id(r), _b(r, 60)), _exact(RDQ.decode, _encode_rdq)),
     "rust_record": _of("formats.rust_queue.codec.decode",

@@ -649,5 +649,5 @@ ELSEWHERE = {
     "repository.model.codec._decode_inflated",
     "repository.tasks.claim_order._decode",
     "repository.model.values.decode",  # of a codec: the user's
-    "segments.formats.item.decode",  # of the protocol: the codecs' own are above
+    "segments.item.decode",  # of the protocol: the codecs' own are above
 }

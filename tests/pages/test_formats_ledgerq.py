@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-from lodeq.segments.formats.item import Record
 from lodeq.segments.formats.ledgerq import codec, index, state
 from lodeq.segments.formats.ledgerq.codec import (
     LedgerQ,
@@ -21,6 +20,7 @@ from lodeq.segments.formats.ledgerq.state import (
     encode_metadata,
     encode_retry,
 )
+from lodeq.segments.item import Record
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats" / "ledgerq.md").read_text("utf-8")
 BLOCK = re.compile(r"^```hex (?P<name>[\w ]+)\n(?P<lines>.*?)^```$", re.MULTILINE | re.DOTALL)

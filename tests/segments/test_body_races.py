@@ -23,7 +23,7 @@ from lodeq.engine.store.rocks import RocksStore
 from lodeq.repository.background.body_gc import BodyGC
 from lodeq.segments.bodies.files import BodyFiles
 from lodeq.segments.bodies.layout import Location
-from lodeq.segments.formats.sqs import HEADER_BYTES
+from lodeq.segments.bodies.sqs import HEADER_BYTES
 
 
 @on_loop

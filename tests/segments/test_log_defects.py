@@ -18,8 +18,8 @@ from support_loop import on_loop, settle
 
 import lodeq
 from lodeq.engine.runtime.clock import SystemClock
-from lodeq.segments.formats.item import Record
 from lodeq.segments.formats.ledgerq.codec import LedgerQ
+from lodeq.segments.item import Record
 from lodeq.segments.journal.cursor import Gap, LogCursor
 from lodeq.segments.journal.journal import Journal
 from lodeq.segments.journal.log_format import HEADER_BYTES

@@ -30,8 +30,8 @@ from lodeq.engine.store.rocks import RocksStore
 from lodeq.repository.background.body_gc import BodyGC
 from lodeq.segments.bodies.files import BodyFiles
 from lodeq.segments.bodies.layout import Location
-from lodeq.segments.formats.item import Record
 from lodeq.segments.formats.rdq import Rdq
+from lodeq.segments.item import Record
 from lodeq.segments.source import FileSource
 from lodeq.testing import ManualClock
 

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ....errors import CorruptionError, PayloadTooLargeError, SegmentCorruptError, UsageError
+from ...checksums import crc32c
+from ...item import Damage, Item, Record, Torn
 from ...source import Source
-from ..checksums import crc32c
-from ..item import Damage, Item, Record, Torn
-from ..window import ReadAhead
+from ...window import ReadAhead
 from .index import RECORD_BYTES_MAX, Hunt
 
 __all__ = [
@@ -150,14 +150,14 @@ def content(record: Record) -> bytes:
 
 
 class LedgerQ:
-    """The codec; see ``item.Format``. Without state: one instance serves all."""
+    """The codec; see ``Format``. Without state: one instance serves all."""
 
     name = "ledgerq"
     suffix = ".log"
     data_offset = HEADER_BYTES
 
     def decode(self, raw: bytes, offset: int = 0) -> Record:
-        """See ``item.Format``. The four zeros may be cut off, and are not looked at."""
+        """See ``Format``. The four zeros may be cut off, and are not looked at."""
         length = _length(raw, offset)
         if length > len(raw):
             raise _corrupt(offset, f"only {len(raw)} of {length} bytes")
@@ -175,7 +175,7 @@ class LedgerQ:
     def scan(
         self, source: Source, start: int | None = None, *, bodies: bool = True
     ) -> Iterator[Item]:
-        """See ``item.Format``. A damaged header is an error, whatever ``start`` is."""
+        """See ``Format``. A damaged header is an error, whatever ``start`` is."""
         start = HEADER_BYTES if start is None else start
         if start < HEADER_BYTES:
             raise UsageError(f"no record starts at {start}: the header has {HEADER_BYTES} bytes")
@@ -185,11 +185,11 @@ class LedgerQ:
             yield item
 
     def salvage(self, source: Source) -> Iterator[Item]:
-        """See ``item.Format``. Damage of the header comes first; the rest tiles the file."""
+        """See ``Format``. Damage of the header comes first; the rest tiles the file."""
         yield from _Segment(self, source).all_items()
 
     def verify(self, source: Source) -> list[Damage]:
-        """See ``item.Format``: also the zeros, the order of ids, and the ids in the header."""
+        """See ``Format``: also the zeros, the order of ids, and the ids in the header."""
         found: list[Damage] = []
         lowest = highest = last = 0
         segment = _Segment(self, source)

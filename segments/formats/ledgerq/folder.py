@@ -2,9 +2,9 @@
 
 ::
 
-    00000000000000000001.log   segments, in the order of their numbers (ledgerq.py)
-    00000000000000000001.idx   the index of each that has been closed (ledgerq_index.py)
-    metadata.dat               the next id, and the first unread one (ledgerq_state.py)
+    00000000000000000001.log   segments, in the order of their numbers (codec.py)
+    00000000000000000001.idx   the index of each that has been closed (index.py)
+    metadata.dat               the next id, and the first unread one (state.py)
     .retry_state.json          failures, if the queue has a queue of dead letters, which is a
                                folder like this elsewhere
     .dedup_state.json          keys and their windows, as of the last close
@@ -26,8 +26,8 @@ from ....engine.files.disk_errors import error_class
 from ....engine.files.durable_files import new_file
 from ....engine.files.paths import fsync_dir
 from ....errors import CorruptionError, StorageError, UsageError
+from ...item import Damage, Item, Record
 from ...source import FileSource
-from ..item import Damage, Item, Record
 from .codec import HEADER_BYTES, LedgerQ, SegmentHeader, decode_header, encode, encode_header
 from .index import Index, IndexEntry, decode_index, encode_index, index_damage, is_indexed
 from .state import (

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ....errors import SegmentCorruptError
+from ...checksums import crc32c
+from ...item import Damage, Record
 from ...source import Source
-from ..checksums import crc32c
-from ..item import Damage, Record
 
 __all__ = [
     "INDEX_INTERVAL_BYTES",

@@ -12,6 +12,9 @@ Every version is 1. ``last_failure`` is RFC 3339, to the nanosecond and in the z
 the other times are nanoseconds. The JSON is what Go's ``MarshalIndent`` makes of it, and is written
 in just that way: two spaces, ``<``, ``>``, ``&`` and two line separators escaped, no newline at the
 end.
+
+It is read entry by entry. ``json.loads`` would make all objects before the first is looked at, and
+a hostile file of empty ones takes twenty times its size.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from dataclasses import replace
 from typing import Final
 
 from ....errors import PayloadTooLargeError, SegmentCorruptError, UsageError
+from ...item import Damage, Hole, Item, Record, Torn
 from ...source import BytesSource, Source
-from ..item import Damage, Hole, Item, Record, Torn
 from .reader import LENGTH_BYTES, Reader, Variant, corrupt
 
 __all__ = [

@@ -2,8 +2,8 @@
 
 ::
 
-    manifest.1, manifest.2, manifest.current   hints, see rust_queue_index.py
-    YYYY/MM/DD/YYYYMMDD-NNNN.data              records, see rust_queue.py
+    manifest.1, manifest.2, manifest.current   hints, see index.py
+    YYYY/MM/DD/YYYYMMDD-NNNN.data              records, see codec.py
     YYYY/MM/DD/YYYYMMDD-NNNN.index             hints
 
 NNNN counts all files of a queue, on from day to day. Names sort otherwise: beyond 9999, and when
@@ -24,8 +24,8 @@ from itertools import pairwise
 from typing import Final, NoReturn
 
 from ....errors import CorruptionError, SegmentCorruptError, StorageError
+from ...item import Item, Record
 from ...source import FileSource
-from ..item import Item, Record
 from .codec import UNKNOWN_SEQUENCE, RustQueue, wrong_with
 from .index import (
     CURRENT_NAME,

@@ -24,7 +24,7 @@ from itertools import pairwise
 from typing import Final
 
 from ....errors import UsageError
-from ..item import Item, Record
+from ...item import Item, Record
 from .reader import corrupt
 
 __all__ = [

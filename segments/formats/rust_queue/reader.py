@@ -20,9 +20,9 @@ from functools import cached_property
 from typing import Final
 
 from ....errors import SegmentCorruptError
+from ...checksums import crc64
+from ...item import Damage, Hole, Item, Record, Torn
 from ...source import Source
-from ..checksums import crc64
-from ..item import Damage, Hole, Item, Record, Torn
 
 __all__ = ["LENGTH_BYTES", "Reader", "Variant", "corrupt"]
 

@@ -17,9 +17,9 @@ from ....engine.files.durable_files import create_file, replace_file, sync_file
 from ....engine.files.lockfile import LockFile
 from ....engine.files.paths import fsync_dir
 from ....errors import LockedError, SegmentCorruptError, StorageError, UsageError
+from ....segments.bodies.sqs import HEADER, HEADER_BYTES, Sqs
 from ....segments.detect import DetectedPath, is_ours
-from ....segments.formats.item import Damage, Hole, Torn
-from ....segments.formats.sqs import HEADER, HEADER_BYTES, Sqs
+from ....segments.item import Damage, Hole, Torn
 from ....segments.journal.layout import TEMPORARY, LogFile, index_path, list_files
 from ....segments.journal.log_format import END_BYTES, decode_header
 from ....segments.journal.log_format import HEADER_BYTES as LOG_HEADER_BYTES

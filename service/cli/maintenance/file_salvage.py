@@ -6,34 +6,25 @@ source is not changed.
 
 from __future__ import annotations
 
-import datetime
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
 from ....engine.files.disk_errors import error_class
-from ....engine.files.durable_files import new_file, write_new
+from ....engine.files.durable_files import new_file
 from ....engine.files.paths import fsync_dir
 from ....errors import (
-    CorruptionError,
     PayloadTooLargeError,
     SegmentCorruptError,
     StorageError,
     UsageError,
 )
+from ....segments.bodies.sqs import HEADER, Sqs
 from ....segments.detect import DetectedPath
-from ....segments.formats.item import Damage, Record
-from ....segments.formats.ledgerq.folder import Directory, read_directory
-from ....segments.formats.ledgerq.folder import write_directory as write_ledgerq
-from ....segments.formats.ledgerq.state import Metadata, encode_metadata
-from ....segments.formats.rust_queue.codec import variant_of
-from ....segments.formats.rust_queue.folder import QueueDirectory
-from ....segments.formats.rust_queue.reader import Variant
-from ....segments.formats.rust_queue.writer import write_directory as write_rust
-from ....segments.formats.sqs import HEADER, Sqs
+from ....segments.formats.registry import foreign_format
+from ....segments.item import Damage, Record
 from ....segments.journal.log_format import HEADER_BYTES, decode_head, decode_header, encode_header
 from ....segments.source import FileSource
 from ...shared.file_reader import FoundItem, items, name_in, parts_of, salvage_part, vanished
@@ -41,8 +32,6 @@ from ...shared.file_reader import FoundItem, items, name_in, parts_of, salvage_p
 __all__ = ["Summary", "salvage"]
 
 _DAMAGE_MAX: Final = 1000  # that a summary lists
-_DAY: Final = re.compile(r"(\d{8})-\d{4,10}\.data", re.ASCII)
-_LEDGERQ_PRIORITY_MAX: Final = 2
 
 OnDamage = Callable[[str, Damage], None]
 At = Callable[[str, int], None]
@@ -60,15 +49,18 @@ class Summary:
 
 
 class _Watch:
-    """Counts what is saved, and reports what is lost."""
+    """Counts what is saved, and reports what is lost: see ``Saving``."""
 
-    def __init__(self, on_damage: OnDamage, at: At) -> None:
+    def __init__(self, detected: DetectedPath, on_damage: OnDamage, at: At) -> None:
+        self.path = detected.path
+        self.is_folder = detected.is_folder
         self.summary = Summary()
+        self._detected = detected
         self._on_damage = on_damage
         self._at = at
 
-    def records(self, detected: DetectedPath) -> Iterator[tuple[str, Record]]:
-        for found in items(detected):
+    def records(self) -> Iterator[tuple[str, Record]]:
+        for found in items(self._detected):
             if (record := self.take(found)) is not None:
                 yield found.file, record
 
@@ -81,6 +73,7 @@ class _Watch:
         return item if isinstance(item, Record) else None
 
     def lost(self, file: str, damage: Damage) -> None:
+        file = name_in(self._detected, file)
         summary = self.summary
         summary.damages += 1
         summary.damaged_bytes += damage.size
@@ -98,7 +91,7 @@ class _Watch:
 
 
 def salvage(detected: DetectedPath, out: str, on_damage: OnDamage, at: At) -> Summary:
-    """Save the readable part as ``out``: a file, or for LedgerQ and Rust queues a folder.
+    """Save the readable part as ``out``: a file, or a folder where the format has folders.
 
     Args:
         detected: what to read.
@@ -117,16 +110,17 @@ def salvage(detected: DetectedPath, out: str, on_damage: OnDamage, at: At) -> Su
             raise UsageError(f"{path!r} exists: give another --out, or move it away")
     if detected.is_folder and os.path.realpath(out).startswith(os.path.join(detected.path, "")):
         raise UsageError(f"{out!r} lies within what is saved: give another --out")
-    watch = _Watch(on_damage, at)
+    foreign = foreign_format(detected.format)
+    watch = _Watch(detected, on_damage, at)
     try:
-        if detected.format == "ledgerq":
-            _save_ledgerq(detected, fresh, watch)
-        elif detected.format == "rust-queue":
-            _save_rust(detected, fresh, watch)
+        if foreign is not None and foreign.save is not None:
+            foreign.save(watch, fresh)
         else:
-            save = _save_journal if detected.format == "journal" else _save_sqs
             with new_file(fresh) as file:
-                save(detected, file, watch)
+                if detected.format == "journal":
+                    _save_journal(detected, file, watch)
+                else:
+                    _save_sqs(file, watch)
         os.rename(fresh, out)
         fsync_dir(os.path.dirname(out))
     except OSError as exc:
@@ -145,12 +139,12 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def _save_sqs(detected: DetectedPath, file: BinaryIO, watch: _Watch) -> None:
+def _save_sqs(file: BinaryIO, watch: _Watch) -> None:
     """Save all messages with a checksum in one file; of an id that comes twice, the first."""
     codec = Sqs()
     file.write(HEADER)
     seen: set[bytes] = set()
-    for name, record in watch.records(detected):
+    for name, record in watch.records():
         if record.id in seen:
             watch.skipped(name, record, "its id has come before")
             continue
@@ -200,89 +194,3 @@ def _log_header(begun: bytes, frame: bytes) -> bytes:
     except SegmentCorruptError:
         created_us = head.time_us
     return encode_header(head.first, created_us)
-
-
-# --- folders ----------------------------------------------------------------------------------
-
-
-def _save_ledgerq(detected: DetectedPath, fresh: str, watch: _Watch) -> None:
-    """Ids stay as long as they ascend: LedgerQ finds nothing by one that does not."""
-    directory = read_directory(detected.path) if detected.is_folder else None
-    for name, damage in directory.problems if directory else ():
-        watch.lost(name, damage)
-    last = 0
-
-    def records() -> Iterator[Record]:
-        nonlocal last
-        for name, record in watch.records(detected):
-            if record.priority is not None and record.priority > _LEDGERQ_PRIORITY_MAX:
-                watch.lost(name, Damage(record.offset, 0, f"priority {record.priority} becomes 2"))
-                record = replace(record, priority=_LEDGERQ_PRIORITY_MAX)
-            if record.sequence <= last:
-                reason = f"id {record.sequence} comes after {last}: it becomes {last + 1}"
-                watch.lost(name, Damage(record.offset, 0, reason))
-                record = replace(record, sequence=last + 1)
-            last = record.sequence
-            watch.saved(record)
-            yield record
-
-    write_ledgerq(
-        fresh,
-        records(),
-        retries=directory.retries if directory else None,
-        dedup=directory.dedup if directory else None,
-    )
-    if directory is not None and directory.metadata is not None:
-        _set_metadata(fresh, directory, last)
-
-
-def _set_metadata(folder: str, directory: Directory, last: int) -> None:
-    """Keep the read position. It has no checksum, so an impossible one is left out."""
-    next_id = max(last + 1, directory.metadata.next_id if directory.metadata else 1)
-    if directory.read_id > next_id:
-        return
-    metadata = encode_metadata(Metadata(next_id, directory.read_id))
-    write_new(os.path.join(folder, "metadata.dat"), metadata, mode=0o644, may_exist=True)
-
-
-def _save_rust(detected: DetectedPath, fresh: str, watch: _Watch) -> None:
-    """Save all payloads as of one day, with the checksum of the first file."""
-    first = detected.path
-    if detected.is_folder:
-        directory = QueueDirectory(detected.path)
-        for finding in directory.findings:
-            watch.lost(name_in(detected, finding.path), Damage(0, 0, finding.reason))
-        first = directory.files[0].path if directory.files else ""
-    variant = _variant(first)
-
-    def payloads() -> Iterator[bytes]:
-        for name, record in watch.records(detected):
-            if not record.payload:
-                watch.skipped(name, record, "an empty payload reads as the end of the data")
-            elif variant is Variant.CRC64_PAYLOAD and not any(record.payload):
-                watch.skipped(name, record, "with this checksum zeros look like no payload")
-            else:
-                watch.saved(record)
-                yield record.payload
-
-    write_rust(fresh, payloads(), day=_day(first), variant=variant)
-
-
-def _variant(path: str) -> Variant:
-    if path:
-        with FileSource(path) as source:
-            try:
-                return variant_of(source) or Variant.CRC32
-            except CorruptionError:
-                pass
-    return Variant.CRC32
-
-
-def _day(path: str) -> datetime.date:
-    """The day of a data file: from its name, or else from the time it was written."""
-    match = _DAY.fullmatch(os.path.basename(path))
-    try:
-        return datetime.date.fromisoformat(match[1] if match else "")
-    except ValueError:
-        seconds = os.stat(path).st_mtime if path else 0
-        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).date()

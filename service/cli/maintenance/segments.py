@@ -11,7 +11,8 @@ import click
 
 from ....engine.runtime.clock import SystemClock
 from ....segments.detect import FORMATS, DetectedPath, detect
-from ....segments.formats.item import Damage, Record
+from ....segments.formats.registry import foreign_format
+from ....segments.item import Damage, Record
 from ...shared.file_check import Problem, verify
 from ...shared.file_reader import bytes_of, items
 from ..output import Column, json_line, shown
@@ -28,9 +29,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _DAMAGED: Final = 1
 _FILE: Final = Column("file", 12, 60)
-_TIMESTAMP, _EXPIRES = Column("timestamp", 20, 30), Column("expires", 7, 30)
 _OFFSET: Final = Column("offset", 10, 20, is_number=True)
-_HEADERS: Final = Column("headers", 7, 40, may_be_cut=True)
+_COLUMNS: Final = {
+    column.title: column
+    for column in (
+        Column("timestamp", 20, 30),
+        Column("priority", 8, 8, is_number=True),
+        Column("expires", 7, 30),
+        Column("headers", 7, 40, may_be_cut=True),
+    )
+}
 _PAYLOAD: Final = Column("payload", 20, 80, may_be_cut=True)
 _FINDING: Final = (
     _FILE,
@@ -102,7 +110,7 @@ def _dump(
             damage = item if isinstance(item, Damage) else None
             if isinstance(item, Record):
                 count += 1
-                payload, damage = inflated(item) if bodies else (None, None)
+                payload, damage = inflated(item, detected.format) if bodies else (None, None)
                 if rows is not None:
                     rows.add(record_row(file, item, payload))
                 else:
@@ -120,10 +128,11 @@ def _columns(detected: DetectedPath, *, bodies: bool) -> list[Column]:
     """Those that the format has something for."""
     columns = [_FILE] if detected.is_folder else []
     columns += [Column("id", 6, 32), _OFFSET]
-    if detected.format == "ledgerq":
-        columns += [_TIMESTAMP, Column("priority", 8, 8, is_number=True), _EXPIRES, _HEADERS]
+    foreign = foreign_format(detected.format)
+    if foreign is not None:
+        columns += [_COLUMNS[title] for title in foreign.columns]
     elif detected.format == "journal":
-        columns += [_TIMESTAMP, _EXPIRES, _HEADERS]
+        columns += [_COLUMNS[title] for title in ("timestamp", "expires", "headers")]
     return [*columns, _PAYLOAD] if bodies else columns
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ....engine.runtime.clock import Clock
 from ....errors import CorruptionError, UsageError
 from ....segments.detect import DetectedPath
-from ....segments.formats.item import Damage
+from ....segments.item import Damage
 from ....segments.journal.cursor import LogCursor
 from ....segments.journal.layout import is_tailer, tailer_path, tailers_folder
 from ....segments.journal.positions import read_place

@@ -19,7 +19,7 @@ from ....errors import LockedError, StorePathError, UsageError
 from ....repository.api.engine import Engine
 from ....repository.api.open import open_engine
 from ....repository.maintenance.detach import detach
-from ....segments.formats.item import Damage
+from ....segments.item import Damage
 from ...transfer.entries import Foreign
 from ...transfer.export import EXPORT_FORMATS, ExportReport, check_apart, export_queue
 from ...transfer.import_run import ImportReport, Targets, import_tasks, survey

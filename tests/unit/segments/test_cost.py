@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from lodeq.errors import SegmentCorruptError
-from lodeq.segments.formats.item import Format
+from lodeq.segments.bodies.sqs import HEADER, Sqs
 from lodeq.segments.formats.rdq import Rdq, Verdict
-from lodeq.segments.formats.sqs import HEADER, Sqs
+from lodeq.segments.item import Format
 from lodeq.segments.source import BytesSource
 
 SIZE = 1 << 16

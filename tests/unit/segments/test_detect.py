@@ -6,10 +6,10 @@ import pytest
 from support_service import MAKERS
 
 from lodeq.errors import StorageError, UsageError
+from lodeq.segments.bodies.sqs import HEADER, Sqs
 from lodeq.segments.detect import FORMATS, codec_of, detect, is_ours
 from lodeq.segments.formats.ledgerq.index import Index
 from lodeq.segments.formats.ledgerq.index import encode_index as encode_ledgerq_index
-from lodeq.segments.formats.sqs import HEADER, Sqs
 from lodeq.segments.journal.log_format import encode_header
 
 EXPECTED = {

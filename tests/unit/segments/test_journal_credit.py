@@ -2,7 +2,7 @@
 
 from xxhash import xxh3_64_digest
 
-from lodeq.segments.formats.item import Damage
+from lodeq.segments.item import Damage
 from lodeq.segments.journal.log_format import encode_frame, encode_header
 from lodeq.segments.journal.log_walk import JournalLog
 from lodeq.segments.source import BytesSource

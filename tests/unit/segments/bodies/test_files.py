@@ -9,8 +9,8 @@ import pytest
 import lodeq
 from lodeq.segments.bodies.files import FILE_BYTES, BodyFiles
 from lodeq.segments.bodies.layout import Location
-from lodeq.segments.formats.item import Damage, Hole, Record
-from lodeq.segments.formats.sqs import HEADER_BYTES, Sqs
+from lodeq.segments.bodies.sqs import HEADER_BYTES, Sqs
+from lodeq.segments.item import Damage, Hole, Record
 from lodeq.segments.source import FileSource
 
 IDS = [bytes([i]) * 16 for i in range(1, 20)]

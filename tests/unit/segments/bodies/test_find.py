@@ -8,8 +8,8 @@ from lodeq.engine.records.rows import BodyRow
 from lodeq.segments.bodies.files import BodyFiles
 from lodeq.segments.bodies.find import BodyFolder
 from lodeq.segments.bodies.layout import Location
+from lodeq.segments.bodies.sqs import HEADER, HEADER_BYTES, Sqs
 from lodeq.segments.formats.rdq import Rdq
-from lodeq.segments.formats.sqs import HEADER, HEADER_BYTES, Sqs
 
 IDS = [bytes([i]) * 16 for i in range(1, 6)]
 BODIES = [b"first" * 9, b"", b"third" * 9, b"\0" * 40, b"\xff" * 40]

@@ -10,8 +10,8 @@ import lodeq
 from lodeq.segments.bodies import layout
 from lodeq.segments.bodies.files import BodyFiles
 from lodeq.segments.bodies.layout import NO_FILE, examine_folder, file_name, list_numbers
+from lodeq.segments.bodies.sqs import HEADER
 from lodeq.segments.formats.rdq import Rdq
-from lodeq.segments.formats.sqs import HEADER
 
 
 @pytest.fixture

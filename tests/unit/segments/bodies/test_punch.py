@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lodeq.segments.bodies.punch import PAGE_BYTES, punch
-from lodeq.segments.formats.item import Hole
-from lodeq.segments.formats.sqs import Sqs
+from lodeq.segments.bodies.sqs import Sqs
+from lodeq.segments.item import Hole
 from lodeq.segments.source import BytesSource
 
 P = PAGE_BYTES

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import strategies as st
 
 from lodeq import SegmentCorruptError, UsageError
-from lodeq.segments.formats.item import Damage, Format, Hole, Item, Record
 from lodeq.segments.formats.rdq import Judge, Rdq, Verdict
+from lodeq.segments.item import Damage, Format, Hole, Item, Record
 from lodeq.segments.source import BytesSource, FileSource, Source
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "rabbitmq.json").read_text("utf-8"))

@@ -10,7 +10,7 @@ from support_loop import on_loop
 
 import lodeq
 from lodeq.engine.records.compression import Compressor
-from lodeq.segments.formats.item import Record
+from lodeq.segments.item import Record
 from lodeq.segments.journal.log_walk import JournalLog
 from lodeq.segments.journal.open import open_journal, open_tailer
 from lodeq.segments.journal.writer import LogWriter

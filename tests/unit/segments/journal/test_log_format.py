@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lodeq import PayloadTooLargeError, SegmentCorruptError
-from lodeq.segments.formats.item import Damage, Item, Record, Torn
+from lodeq.segments.item import Damage, Item, Record, Torn
 from lodeq.segments.journal import log_format as codec
 from lodeq.segments.journal.log_walk import BLOCK_BYTES, JournalLog, find_frame
 from lodeq.segments.source import BytesSource

@@ -14,7 +14,7 @@ from support_cli import RUN, process
 from support_pages import blocks, commands, pattern
 
 import lodeq as package
-from lodeq.segments.formats.sqs import HEADER, Sqs
+from lodeq.segments.bodies.sqs import HEADER, Sqs
 from lodeq.service.cli.app import lodeq
 
 

@@ -8,9 +8,9 @@ import pytest
 from support_service import AT_US, IDS, MESSAGES, open_journal, spoil, state_of
 
 from lodeq.engine.files.lockfile import LockFile
-from lodeq.segments.formats.item import Record
+from lodeq.segments.bodies.sqs import HEADER, Sqs
 from lodeq.segments.formats.ledgerq import codec
-from lodeq.segments.formats.sqs import HEADER, Sqs
+from lodeq.segments.item import Record
 from lodeq.segments.journal.log_format import encode_frame
 from lodeq.segments.journal.positions import store_place
 from lodeq.segments.journal.small_files import TailerPosition as TailerPlace

@@ -6,7 +6,7 @@ import pytest
 from support_service import AT_US, IDS, MESSAGES, open_journal, spoil, state_of
 
 from lodeq.engine.files.lockfile import LockFile
-from lodeq.segments.formats.sqs import HEADER, Sqs
+from lodeq.segments.bodies.sqs import HEADER, Sqs
 from lodeq.segments.journal.log_format import encode_frame
 from lodeq.segments.journal.small_files import decode_index
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support_service import AT, AT_US, IDS, MESSAGES, open_journal, spoil, state_of
 
-from lodeq.segments.formats.item import Record
+from lodeq.segments.bodies.sqs import HEADER, Sqs
 from lodeq.segments.formats.ledgerq.codec import SegmentHeader, encode, encode_header
 from lodeq.segments.formats.ledgerq.folder import read_directory
 from lodeq.segments.formats.ledgerq.state import Metadata, RetryState, encode_metadata
@@ -16,7 +16,7 @@ from lodeq.segments.formats.rdq import Rdq
 from lodeq.segments.formats.rust_queue.codec import variant_of
 from lodeq.segments.formats.rust_queue.reader import Variant
 from lodeq.segments.formats.rust_queue.writer import write_directory as write_rust
-from lodeq.segments.formats.sqs import HEADER, Sqs
+from lodeq.segments.item import Record
 from lodeq.segments.source import FileSource
 
 
@@ -165,7 +165,7 @@ class TestLedgerQ:
     def test_a_priority_that_cannot_be(self, cli, tmp_path: Path, monkeypatch) -> None:
         raw = bytearray(record(1, priority=2))
         raw[22] = 9
-        from lodeq.segments.formats.checksums import crc32c
+        from lodeq.segments.checksums import crc32c
 
         raw[-8:-4] = crc32c(bytes(raw[:-8])).to_bytes(4, "little")
         path = tmp_path / "1.log"
@@ -204,7 +204,7 @@ class TestRustQueue:
 def test_a_record_that_is_too_large_for_an_sqs(cli, tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "1.rdq"
     path.write_bytes(Rdq().encode(IDS[0], b"x" * 100) + Rdq().encode(IDS[1], b"y"))
-    monkeypatch.setattr("lodeq.segments.formats.sqs.SIZE_MAX", 60)
+    monkeypatch.setattr("lodeq.segments.bodies.sqs.SIZE_MAX", 60)
     result = cli("salvage", path, "--out", tmp_path / "1.sqs", code=1)
     assert "not saved" in result.stderr
     assert (tmp_path / "1.sqs").read_bytes() == HEADER + Sqs().encode(IDS[1], b"y")

@@ -12,9 +12,9 @@ from support_import import run_import, tasks_of
 import lodeq
 from lodeq import Engine, Limits, StorageError, Task, UsageError
 from lodeq.engine.records.keyspace import TASK
-from lodeq.segments.formats.item import Record
 from lodeq.segments.formats.ledgerq.folder import read_directory
 from lodeq.segments.formats.rust_queue.folder import QueueDirectory
+from lodeq.segments.item import Record
 from lodeq.service.transfer import export as exporting
 from lodeq.service.transfer.export import ExportReport, export_queue
 

@@ -7,10 +7,10 @@ import pytest
 from support_import import run_import, tasks_of
 from support_service import IDS, MESSAGES, spoil, state_of
 
+from lodeq.segments.bodies.sqs import HEADER, Sqs
 from lodeq.segments.formats.rdq import Rdq
 from lodeq.segments.formats.rust_queue.reader import Variant
 from lodeq.segments.formats.rust_queue.writer import write_directory
-from lodeq.segments.formats.sqs import HEADER, Sqs
 from lodeq.service.transfer.entries import CONTENT_TYPE
 
 pytestmark = pytest.mark.slow

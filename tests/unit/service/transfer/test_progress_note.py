@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lodeq import StorageError
-from lodeq.segments.formats.item import Damage
+from lodeq.segments.item import Damage
 from lodeq.service.transfer.entries import Mark, Unreadable
 from lodeq.service.transfer.progress_note import Note, note_path, read_note, write_note
 

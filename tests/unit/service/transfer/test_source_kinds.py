@@ -9,6 +9,7 @@ from support_import import HUEY, LITEQUEUE, database, ledgerq, message, persist_
 
 from lodeq import UsageError
 from lodeq.segments.formats.rdq import Rdq
+from lodeq.segments.formats.registry import FOREIGN
 from lodeq.segments.formats.rust_queue.writer import write_directory
 from lodeq.service.transfer.source_kinds import KINDS, open_source
 
@@ -34,6 +35,10 @@ MAKERS: dict[str, Callable[[Path], object]] = {
 
 def test_every_kind_is_made() -> None:
     assert tuple(MAKERS) == KINDS
+
+
+def test_every_foreign_format_can_be_imported() -> None:
+    assert {foreign.name for foreign in FOREIGN} <= set(KINDS)
 
 
 @pytest.mark.parametrize("looks_like", KINDS)

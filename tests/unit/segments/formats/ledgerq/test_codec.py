@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lodeq.errors import CorruptionError, PayloadTooLargeError, SegmentCorruptError, UsageError
-from lodeq.segments.formats.checksums import crc32c
-from lodeq.segments.formats.item import Damage, Format, Item, Record, Torn
+from lodeq.segments.checksums import crc32c
 from lodeq.segments.formats.ledgerq import codec
 from lodeq.segments.formats.ledgerq.codec import (
     HEADER_BYTES,
@@ -27,6 +26,7 @@ from lodeq.segments.formats.ledgerq.codec import (
     encode,
     encode_header,
 )
+from lodeq.segments.item import Damage, Format, Item, Record, Torn
 from lodeq.segments.source import BytesSource
 
 VECTORS = json.loads(

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from lodeq.errors import StorageError, StorageFullError, UsageError
-from lodeq.segments.formats.item import Damage, Record, Torn
 from lodeq.segments.formats.ledgerq import folder
 from lodeq.segments.formats.ledgerq.codec import SegmentHeader, encode, encode_header
 from lodeq.segments.formats.ledgerq.folder import (
@@ -29,6 +28,7 @@ from lodeq.segments.formats.ledgerq.state import (
     RetryState,
     encode_metadata,
 )
+from lodeq.segments.item import Damage, Record, Torn
 
 NOW = 1_700_000_000_000_000_000
 RETRIES = RetryState(3, (RetryEntry(2, 1, GoTime(NOW, 60), "no"),))

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lodeq.errors import SegmentCorruptError
-from lodeq.segments.formats.checksums import crc32c
-from lodeq.segments.formats.item import Damage, Record
+from lodeq.segments.checksums import crc32c
 from lodeq.segments.formats.ledgerq import index
 from lodeq.segments.formats.ledgerq.codec import LedgerQ, SegmentHeader, encode, encode_header
 from lodeq.segments.formats.ledgerq.index import (
@@ -22,6 +21,7 @@ from lodeq.segments.formats.ledgerq.index import (
     index_damage,
     is_indexed,
 )
+from lodeq.segments.item import Damage, Record
 from lodeq.segments.source import BytesSource
 
 VECTORS = json.loads(

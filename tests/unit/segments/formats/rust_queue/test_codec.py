@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lodeq.errors import PayloadTooLargeError, SegmentCorruptError, UsageError
-from lodeq.segments.formats.item import Damage, Format, Hole, Item, Record, Torn
 from lodeq.segments.formats.rust_queue import reader
 from lodeq.segments.formats.rust_queue.codec import UNKNOWN_SEQUENCE, RustQueue, variant_of
 from lodeq.segments.formats.rust_queue.reader import Variant
+from lodeq.segments.item import Damage, Format, Hole, Item, Record, Torn
 from lodeq.segments.source import BytesSource, FileSource
 
 VECTORS = json.loads(

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from lodeq.errors import SegmentCorruptError, StorageError, StorageFullError, UsageError
-from lodeq.segments.formats.item import Damage, Item, Record, Torn
 from lodeq.segments.formats.rust_queue import writer
 from lodeq.segments.formats.rust_queue.codec import RustQueue
 from lodeq.segments.formats.rust_queue.folder import DataFile, QueueDirectory
@@ -28,6 +27,7 @@ from lodeq.segments.formats.rust_queue.index import (
 )
 from lodeq.segments.formats.rust_queue.reader import Variant
 from lodeq.segments.formats.rust_queue.writer import write_directory
+from lodeq.segments.item import Damage, Item, Record, Torn
 
 DAY = datetime.date(2026, 1, 15)
 MESSAGES = [b"message %d" % i for i in range(20)]

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lodeq.errors import SegmentCorruptError, UsageError
-from lodeq.segments.formats.item import Hole, Record
 from lodeq.segments.formats.rust_queue.index import (
     ActiveFile,
     Index,
@@ -23,6 +22,7 @@ from lodeq.segments.formats.rust_queue.index import (
     encode_index,
     encode_manifest,
 )
+from lodeq.segments.item import Hole, Record
 
 U64 = st.integers(0, (1 << 64) - 1)
 PATHS = st.text(st.characters(codec="utf-8"), max_size=30)

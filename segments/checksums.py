@@ -14,7 +14,7 @@ import zlib
 from functools import cache
 from typing import Any, Final, Protocol
 
-from ...errors import UsageError
+from ..errors import UsageError
 
 __all__ = ["crc32", "crc32c", "crc64"]
 

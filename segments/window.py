@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ..source import Source
+from .source import Source
 
 __all__ = ["ReadAhead"]
 

@@ -6,10 +6,10 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from lodeq.segments.formats.sqs import Sqs
-from lodeq.segments.formats.sqs_search import Sums, candidates, is_intact
-from lodeq.segments.formats.window import ReadAhead
+from lodeq.segments.bodies.sqs import Sqs
+from lodeq.segments.bodies.sqs_search import Sums, candidates, is_intact
 from lodeq.segments.source import BytesSource
+from lodeq.segments.window import ReadAhead
 
 ID = bytes(range(16))
 NOISE = b"".join(crc32(bytes([n & 0xFF, n >> 8])).to_bytes(4, "big") for n in range(50_000))

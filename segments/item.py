@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
-from ..source import Source
+from .source import Source
 
 __all__ = ["Damage", "Format", "Hole", "Item", "Record", "Torn"]
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from ..checksums import crc32
 from ..source import Source
-from .checksums import crc32
-from .window import ReadAhead
+from ..window import ReadAhead
 
 __all__ = ["CHECKED", "CHECKED_BYTES", "CRC_AT", "Sums", "candidates", "crc_of_both", "is_intact"]
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lodeq
-from lodeq.segments.formats import checksums
-from lodeq.segments.formats.checksums import crc32, crc32c, crc64
+from lodeq.segments import checksums
+from lodeq.segments.checksums import crc32, crc32c, crc64
 
 # RFC 3720, B.4
 KNOWN = [

@@ -5,8 +5,8 @@ from itertools import pairwise
 import hypothesis
 from hypothesis import strategies as st
 
-from lodeq.segments.formats.window import ReadAhead
 from lodeq.segments.source import BytesSource
+from lodeq.segments.window import ReadAhead
 
 DATA = bytes(range(251)) * 4000  # a megabyte in which no two places look alike
 

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from ...errors import LimitError, PayloadTooLargeError, SegmentCorruptError, UsageError
+from ..checksums import crc32
+from ..item import Damage, Hole, Item, Record, Torn
 from ..source import Source
-from .checksums import crc32
-from .item import Damage, Hole, Item, Record, Torn
+from ..window import ReadAhead
 from .sqs_search import (
     CHECKED,
     CHECKED_BYTES,
@@ -34,7 +35,6 @@ from .sqs_search import (
     crc_of_both,
     is_intact,
 )
-from .window import ReadAhead
 
 __all__ = ["HEADER", "HEADER_BYTES", "SIZE_MAX", "Sqs"]
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lodeq import PayloadTooLargeError, SegmentCorruptError, UsageError
 from lodeq.errors import LimitError
-from lodeq.segments.formats.item import Damage, Format, Hole, Item, Record, Torn
-from lodeq.segments.formats.sqs import HEADER, SIZE_MAX, Sqs
+from lodeq.segments.bodies.sqs import HEADER, SIZE_MAX, Sqs
+from lodeq.segments.item import Damage, Format, Hole, Item, Record, Torn
 from lodeq.segments.source import BytesSource, FileSource
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "rabbitmq.json").read_text("utf-8"))
