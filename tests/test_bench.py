@@ -45,7 +45,7 @@ CASES = {
     "mixes": {"mix", TURNS},
     "latencies": {"enqueue", "p99 of an enqueue", TURNS},
     "mixed-day": {"a mixed day", TURNS},
-    "life": {"a life", "quarters of a life", TURNS},
+    "life": {"a life", "quarters of a life", "end of a life", TURNS},
     "indexes": {"rows of an index", "a search that an index would save"},
     "searches": {
         "what finished jobs take",
