@@ -92,7 +92,7 @@ bench-compiled: .venv/.bench .venv/compiled/.stamp ## Cycles of the compiled bui
 bench-peers: .venv/.peers ## The same cycles through other queues, servers on loopback included
 	$(BIN)/python bench/run.py --only peers --json build/bench-peers.json --docs $(ARGS)
 
-bench-faces: .venv/.stamp ## Faces beside the commit before: BEFORE=PATH (git worktree add PATH ad17f8cf)
+bench-faces: .venv/.stamp ## Faces beside the commit before: BEFORE=PATH (git worktree add PATH f129c556)
 	$(BIN)/python bench/faces_before.py $(if $(BEFORE),--before $(BEFORE)) $(ARGS)
 
 bench-searches: .venv/.bench ## Finished jobs, all kept: disk, memory, five filters (SCALE=1: ten million)

@@ -1,7 +1,7 @@
 """Measure the cost of faces and history beside the commit before they came.
 
 ``python bench/faces_before.py --before PATH`` takes a second checkout, at the commit before (``git
-worktree add PATH ad17f8cf``). Each round starts a child process for every variant, one after the
+worktree add PATH f129c556``). Each round starts a child process for every variant, one after the
 other, in an order that turns from round to round; a child makes cycles as ``cases/faces.py`` does
 and prints the CPU time and the bytes written of one. Before and after run in this environment, with
 the same libraries. All of it is kept as JSON; ``bench/jobs.py`` makes the page of it.
