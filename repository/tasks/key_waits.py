@@ -41,7 +41,7 @@ from ...engine.records.task import decode_task
 from ...errors import LodeqError
 from ..state.caches.ready_cache import Row
 from ..state.engine_state import EngineState
-from ..state.limits.key_limits import face_of_record
+from ..state.limits.key_limit import face_of_record
 from ..state.queue_state import Shard, ShardQueue, TenantQueue
 from ..state.rows.task_location import first_key
 
