@@ -70,8 +70,13 @@ async def cancel_workflow(state: EngineState, workflow: bytes) -> int:
             _cancel_one(state, shard, group, record.target)
         await shard.coalescer.wait(group)
         state.check()
+    return await _written(state, shard, _cancel_slices(state, shard, workflow))
+
+
+async def _written(state: EngineState, shard: Shard, slices: Iterator[tuple[Group, int]]) -> int:
+    """Wait for each slice before the next one is made; how many tasks they concern."""
     count = 0
-    for group, n in _cancel_slices(state, shard, workflow):
+    for group, n in slices:
         count += n
         await shard.coalescer.wait(group)
         await state.spawner.checkpoint()
@@ -149,15 +154,7 @@ async def redrive_workflow(state: EngineState, workflow: bytes) -> int:
             _rearm(state, shard, group, workflow, record)
         await shard.coalescer.wait(group)
         state.check()
-    count = 0
-    for group, n in _redrive_slices(state, shard, workflow):
-        count += n
-        await shard.coalescer.wait(group)
-        await state.spawner.checkpoint()
-        state.check()
-        if not shard.coalescer.has_capacity:
-            await state.backpressure(shard)
-    return count
+    return await _written(state, shard, _redrive_slices(state, shard, workflow))
 
 
 def _check_callback(state: EngineState, shard: Shard, record: JoinRecord) -> None:
