@@ -32,6 +32,7 @@ from ...engine.records.workflow import (
     WORKFLOW_FLAG,
     Edge,
     JoinRecord,
+    PartRecord,
     decode_edges,
     decode_join,
     decode_part,
@@ -86,15 +87,21 @@ async def _written(state: EngineState, shard: Shard, slices: Iterator[tuple[Grou
     return count
 
 
-def _cancel_slices(
-    state: EngineState, shard: Shard, workflow: bytes
-) -> Iterator[tuple[Group, int]]:
-    """Cancel what is left of a cancelled workflow; an atomic section a step."""
+def _slices_of_parts(shard: Shard, workflow: bytes) -> Iterator[list[PartRecord]]:
+    """The parts of a workflow that can be read; each slice is read when it is asked for."""
     lower: bytes | None = PART + workflow
     while lower is not None:
         rows, lower = shard.overlay.scan_readable(lower, range_end(PART + workflow), SLICE)
         parts = [attempt(decode_part, raw) for _, raw in rows]
-        sources = [part.source for part in parts if part is not None and not part.status]
+        yield [part for part in parts if part is not None]
+
+
+def _cancel_slices(
+    state: EngineState, shard: Shard, workflow: bytes
+) -> Iterator[tuple[Group, int]]:
+    """Cancel what is left of a cancelled workflow; an atomic section a step."""
+    for parts in _slices_of_parts(shard, workflow):
+        sources = [part.source for part in parts if not part.status]
         if sources:
             group = shard.coalescer.begin(len(sources) * 256)
             for source in sources:
@@ -245,11 +252,8 @@ def _redrive_slices(
     state: EngineState, shard: Shard, workflow: bytes
 ) -> Iterator[tuple[Group, int]]:
     """Redrive what is dead in a workflow that is being redriven; an atomic section a step."""
-    lower: bytes | None = PART + workflow
-    while lower is not None:
-        rows, lower = shard.overlay.scan_readable(lower, range_end(PART + workflow), SLICE)
-        parts = [attempt(decode_part, raw) for _, raw in rows]
-        dead = [one.source for one in parts if one is not None and one.status == Status.DEAD]
+    for parts in _slices_of_parts(shard, workflow):
+        dead = [part.source for part in parts if part.status == Status.DEAD]
         if dead:
             group = shard.coalescer.begin(len(dead) * 512)
             yield group, sum(_redrive_part(state, shard, group, workflow, one) for one in dead)
