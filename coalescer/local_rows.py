@@ -14,15 +14,13 @@ here and are in no entry. Two things follow:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
-from ..engine.records.keyspace import EVENTS
+from ..engine.records.keyspace import EVENTS, FAMILY
 from ..engine.store.port import Op
 from .group import Group
 
 __all__ = ["EntryRewriter", "event_rows", "without_events"]
-
-_PREFIX_BYTES: Final = len(EVENTS)
 
 
 class EntryRewriter(Protocol):
@@ -51,10 +49,10 @@ def event_rows(ops: Sequence[Op]) -> list[tuple[bytes, bytes]]:
     return [
         (key, value)
         for key, value in ops
-        if value is not None and key[:_PREFIX_BYTES] == EVENTS  # a slice: no call an operation
+        if value is not None and key[FAMILY] == EVENTS  # a slice: no call an operation
     ]
 
 
 def without_events(ops: Sequence[Op]) -> list[Op]:
     """``ops`` without them: a replica that has no journal keeps none."""
-    return [op for op in ops if op[0][:_PREFIX_BYTES] != EVENTS]
+    return [op for op in ops if op[0][FAMILY] != EVENTS]

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
+from ..engine.records.keyspace import FAMILY_BYTES
 from ..engine.store.port import Rows, Store
 from ..errors import CorruptionError
 from .group import Group
@@ -85,7 +86,7 @@ class Overlay:
         try:
             return self._store.get(key)
         except CorruptionError as error:
-            family = key[:2]
+            family = key[:FAMILY_BYTES]
             self.failed_reads[family] = self.failed_reads.get(family, 0) + 1
             raise CorruptionError(f"row {key!r} lies in a damaged block: {error}") from error
 

@@ -21,11 +21,10 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from ...errors import DuplicateTaskError, UsageError
-from ..files.disk_errors import disk_error
 from ..records.keyspace import DELAYED, ID_AT, READY, decode_index_key, shard_queue_prefix
 from ..runtime.ids import is_task_id, shard_of
 from ..runtime.task_id import TaskId
-from .keys import read_head, write_table
+from .keys import RowTable, write_table
 from .manifest import IDS, FileMark
 
 __all__ = ["IdTable", "ListedTask", "merged_ids", "write_ids"]
@@ -90,27 +89,17 @@ def write_ids(folder: str, stem: str, shard: int, index_keys: Sequence[bytes]) -
     )
 
 
-class IdTable:
+class IdTable(RowTable):
     """One ``ids`` file, in memory: 37 bytes a task."""
 
-    __slots__ = ("_first", "_last", "_names", "_raw", "_rows_at", "rows")
+    __slots__ = ("_first", "_last")
+
+    magic = _MAGIC
+    row_bytes = _ROW.size
 
     def __init__(self, raw: bytes, what: str) -> None:
-        self._raw = raw
-        self._names, self.rows, self._rows_at = read_head(raw, _MAGIC, _ROW.size, what)
+        super().__init__(raw, what)
         self._first, self._last = self.id_at(0), self.id_at(self.rows - 1)
-
-    @classmethod
-    def read(cls, path: str) -> IdTable:
-        """Read a file, whole. Blocks."""
-        try:
-            with open(path, "rb") as file:
-                return cls(file.read(), path)
-        except OSError as exc:
-            raise disk_error(exc, path) from exc
-
-    def __len__(self) -> int:
-        return self.rows
 
     def id_at(self, index: int) -> bytes:
         """The id of a row."""

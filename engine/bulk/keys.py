@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple, Self
 
 from ...errors import CorruptionError, UsageError
 from ..files.disk_errors import disk_error
@@ -30,7 +30,7 @@ from .manifest import KEYS, FileMark
 from .rows import TaskRows
 from .sst import checksum_of
 
-__all__ = ["KeyTable", "KeyedTask", "read_head", "write_keys", "write_table"]
+__all__ = ["KeyTable", "KeyedTask", "RowTable", "read_head", "write_keys", "write_table"]
 
 _HEAD: Final = struct.Struct("<8sII")
 _ROW: Final = struct.Struct("<16s16sqq16sIB11x")
@@ -173,17 +173,20 @@ def read_head(
     return names, rows, at
 
 
-class KeyTable:
-    """One ``keys`` file, in memory: 80 bytes a task."""
+class RowTable:
+    """A file of rows of one length behind the names of their queues, in memory."""
 
     __slots__ = ("_names", "_raw", "_rows_at", "rows")
 
+    magic: ClassVar[bytes]
+    row_bytes: ClassVar[int]
+
     def __init__(self, raw: bytes, what: str) -> None:
         self._raw = raw
-        self._names, self.rows, self._rows_at = read_head(raw, _MAGIC, _ROW.size, what)
+        self._names, self.rows, self._rows_at = read_head(raw, self.magic, self.row_bytes, what)
 
     @classmethod
-    def read(cls, path: str) -> KeyTable:
+    def read(cls, path: str) -> Self:
         """Read a file, whole. Blocks."""
         try:
             with open(path, "rb") as file:
@@ -193,6 +196,15 @@ class KeyTable:
 
     def __len__(self) -> int:
         return self.rows
+
+
+class KeyTable(RowTable):
+    """One ``keys`` file, in memory: 80 bytes a task."""
+
+    __slots__ = ()
+
+    magic = _MAGIC
+    row_bytes = _ROW.size
 
     def _ghost(self, index: int) -> bytes:
         at = self._rows_at + index * _ROW.size

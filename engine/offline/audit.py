@@ -151,13 +151,13 @@ class _Audit:
 
 
 def _id_of(key: bytes, value: bytes) -> bytes:
-    if key[:2] in _ROUTED:
-        return key[2:]
-    if key[:2] == ks.INDEX:
+    if key[ks.FAMILY] in _ROUTED:
+        return key[ks.ROW_ID]
+    if key[ks.FAMILY] == ks.INDEX:
         return key[ID_AT:]
-    if key[:2] in (ks.FLOWS, ks.OUTBOX):
+    if key[ks.FAMILY] in (ks.FLOWS, ks.OUTBOX):
         return _flow_id(key, value)
-    if key[:2] == ks.GHOST:
+    if key[ks.FAMILY] == ks.GHOST:
         ghost = attempt(decode_ghost, value)
         return ghost.task_id if ghost is not None else b""
     return b""

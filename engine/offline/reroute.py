@@ -153,9 +153,9 @@ def _rows(reader: ShardReader, family: str) -> Iterator[Row]:
 
 
 def _id_of(key: bytes, value: bytes) -> bytes:
-    family = key[:2]
+    family = key[ks.FAMILY]
     if family in _BY_ID:
-        return key[2:]
+        return key[ks.ROW_ID]
     if family == ks.GHOST:
         return decode_ghost(value).task_id
     if family in (FLOWS, OUTBOX):

@@ -63,12 +63,17 @@ __all__ = [
     "COUNTERS_END",
     "DEAD",
     "DELAYED",
+    "DELAYED_KIND",
     "DUE_AT",
     "EVENTS",
     "EVENTS_END",
     "EXPIRY",
+    "EXPIRY_BUCKET",
     "EXPIRY_END",
+    "FAMILY",
     "FAMILY_BOUNDS",
+    "FAMILY_BYTES",
+    "FIRST_ID",
     "FLOWS",
     "FLOWS_END",
     "FUNCTIONS",
@@ -103,6 +108,7 @@ __all__ = [
     "RING",
     "RING_END",
     "RING_SLOTS",
+    "ROW_ID",
     "SECRET",
     "SECRET_BYTES",
     "SEQ_AT",
@@ -201,12 +207,19 @@ FAMILY_BOUNDS: Final[Sequence[bytes]] = sorted(
         PROGRESS_END,
     )
 )
+# Parts of a key, as slices. What is compiled takes numbers: mypyc cuts bytes by no slice object.
+FAMILY_BYTES: Final = 2
+FAMILY: Final = slice(FAMILY_BYTES)
+ROW_ID: Final = slice(2, None)  # the id, or the hash, of a family with one of them alone
+FIRST_ID: Final = slice(2, 18)  # of a family with two as well; of a key that is cut, what is left
+EXPIRY_BUCKET: Final = slice(2, 10)
 # Where the parts of a key of ``q/`` begin, counted from its end. A ready one ends with inverted
 # priority, seq and id; a delayed one with due_ms, seq and id; a dead one with dead_ms and id.
 ID_AT: Final = -16
 SEQ_AT: Final = ID_AT - 8  # of a dead one: dead_ms
 ORDER_AT: Final = SEQ_AT - 1
 DUE_AT: Final = SEQ_AT - 8
+DELAYED_KIND: Final = slice(DUE_AT - 1, DUE_AT)  # in a delayed key alone
 STAMP: Final = b"m/stamp"
 OPEN: Final = b"m/open"
 HEALTH: Final = b"m/health"

@@ -51,6 +51,7 @@ __all__ = [
     "EDGES",
     "EDGES_MAX",
     "FIRED",
+    "FLOW_ID",
     "HELD_MS",
     "JOIN",
     "JOIN_END",
@@ -61,8 +62,12 @@ __all__ = [
     "MEMBER_TASK",
     "NO_ID",
     "ON_FAILURE",
+    "OUTBOX_JOIN",
+    "OUTBOX_SOURCE",
     "OVER",
     "PART",
+    "PART_JOIN",
+    "PART_NUMBER",
     "REDRIVING",
     "SEALED",
     "TARGET_ROLE",
@@ -97,6 +102,12 @@ PART: Final = b"w/m/"
 EDGES: Final = b"w/e/"
 KEY: Final = b"w/k/"
 CALLBACK: Final = b"w/t/"
+# Parts of their keys.
+FLOW_ID: Final = slice(4, None)  # of a family of ``w/`` with one id alone, or a hash
+PART_JOIN: Final = slice(4, 20)
+PART_NUMBER: Final = slice(-4, None)
+OUTBOX_SOURCE: Final = slice(2, 18)
+OUTBOX_JOIN: Final = slice(18, None)
 
 # Whose end concerns a join: a flag of the task record, of its index row and of its lease (which
 # has those of the row, one bit up), and of its result.

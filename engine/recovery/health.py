@@ -74,7 +74,7 @@ class Census:
 
     def add(self, key: bytes, value: bytes) -> list[bytes]:
         """Decode one row of any family; returns the ids it names. Raises if it is damaged."""
-        family = key[:2]
+        family = key[ks.FAMILY]
         if family == ks.INDEX:
             at = ks.decode_index_key(key)
             small.decode_index_row(value)
@@ -103,7 +103,7 @@ class Census:
         if family in _BY_ID:
             if len(key) != 18:
                 raise RecordCorruptError(f"not a key of family {family!r}: {key!r}")
-            return [self._add_by_id(family, key[2:], value)]
+            return [self._add_by_id(family, key[ks.ROW_ID], value)]
         return []
 
     def _add_by_id(self, family: bytes, task_id: bytes, value: bytes) -> bytes:

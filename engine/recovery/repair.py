@@ -35,6 +35,7 @@ from ..records.keyspace import (
     DELAYED,
     EXPIRY,
     EXPIRY_END,
+    FAMILY,
     GHOST,
     GHOST_END,
     INDEX,
@@ -46,6 +47,7 @@ from ..records.keyspace import (
     OLD_GHOSTS,
     RESULT,
     RESULT_END,
+    ROW_ID,
     TASK,
     TASK_END,
     UNCOUNTED,
@@ -366,10 +368,10 @@ class _Repair:
     def drop_orphans(self, lower: bytes, upper: bytes) -> None:
         """Lease or moved rows without a task."""
         for rows in pages(self._store, lower, upper):
-            tasks = self._store.multi_get([TASK + key[2:] for key, _ in rows])
+            tasks = self._store.multi_get([TASK + key[ROW_ID] for key, _ in rows])
             orphans = [key for (key, _), task in zip(rows, tasks, strict=True) if task is None]
             if lower == LEASE:
-                self._lose([key[2:] for key in orphans])
+                self._lose([key[ROW_ID] for key in orphans])
             self.report.orphans += len(orphans)
             self._delete(orphans)
             self._flush(_OPS_MAX)
@@ -381,8 +383,8 @@ class _Repair:
         Whatever ends the task, or forgets its result, would leave them behind.
         """
         for rows in pages(self._store, ATTEMPTS, ATTEMPTS_END):
-            moved = self._store.multi_get([MOVED + key[2:] for key, _ in rows])
-            results = self._store.multi_get([RESULT + key[2:] for key, _ in rows])
+            moved = self._store.multi_get([MOVED + key[ROW_ID] for key, _ in rows])
+            results = self._store.multi_get([RESULT + key[ROW_ID] for key, _ in rows])
             orphans = [
                 key
                 for (key, _), moved_row, result in zip(rows, moved, results, strict=True)
@@ -485,17 +487,17 @@ class _Repair:
 
 def _entry(key: bytes, raw: bytes) -> tuple[int, int, bytes]:
     """(when it is forgotten or 0, order among its bucket, entry) of a row that may expire."""
-    family = key[:2]
+    family = key[FAMILY]
     if family == RESULT:
         result = decode_result(raw)
-        return result_due_ms(result), result.finished_us, b"r" + key[2:]
+        return result_due_ms(result), result.finished_us, b"r" + key[ROW_ID]
     if family == GHOST:
-        return decode_ghost(raw).expires_ms, 0, b"g" + key[2:]
+        return decode_ghost(raw).expires_ms, 0, b"g" + key[ROW_ID]
     if family == LEASE:
         lease = decode_lease(raw)
         if lease.flags & DEAD_LEASE:
-            return decode_index_row(lease.dead_row).expires_ms, 0, b"x" + key[2:]
-        return lease.expires_ms, 0, b"t" + key[2:]
+            return decode_index_row(lease.dead_row).expires_ms, 0, b"x" + key[ROW_ID]
+        return lease.expires_ms, 0, b"t" + key[ROW_ID]
     at = decode_index_key(key)
     kind = b"x" if at.kind == DEAD else b"t"
     return decode_index_row(raw).expires_ms, 0, kind + at.task_id

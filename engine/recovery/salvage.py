@@ -52,6 +52,8 @@ __all__ = ["Rebuilt", "broken_current", "count_tasks", "damaged_tables", "rebuil
 _CACHE_BYTES: Final = 32 << 20
 _OF_PROCESS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # nothing about the file
 _SHOWN_MAX: Final = 8
+_SHOWN: Final = slice(80)  # of a key, in a message
+_BY_ID: Final = (ks.TASK, ks.MOVED, ks.LEASE, ks.RESULT, ks.BODY, ks.ATTEMPTS, ks.PROGRESS)
 _TABLE: Final = re.compile(r"(\d{6,}\.sst)")
 _CURRENT: Final = re.compile(rb"(MANIFEST-\d{6,})\n")
 _NOT_COPIED: Final = ("LOCK", "LOG", "MANIFEST-", "CURRENT", "IDENTITY", "OPTIONS-")
@@ -316,7 +318,7 @@ def _range(part: Range) -> str:
     families = dict.fromkeys(
         words
         for prefix, words in sorted(_FAMILIES.items())
-        if prefix <= end[:2] and prefix >= part.after[:2]
+        if prefix <= end[ks.FAMILY] and prefix >= part.after[ks.FAMILY]
     )
     return f"{', '.join(families) or 'rows'} after {_key(part.after)} up to {_key(end)}"
 
@@ -325,12 +327,12 @@ def _key(key: bytes) -> str:
     """A key for people: the id where it is one."""
     if not key:
         return "the first key"
-    if key[:2] in (b"t/", b"s/", b"l/", b"r/", b"b/", b"a/", b"p/"):
-        return f"{key[:2].decode()}{key[2:18].hex()}"
-    if key[:2] == b"q/":
+    if key[ks.FAMILY] in _BY_ID:
+        return f"{key[ks.FAMILY].decode()}{key[ks.FIRST_ID].hex()}"
+    if key[ks.FAMILY] == ks.INDEX:
         try:
             at = ks.decode_index_key(key)
         except RecordCorruptError:
-            return repr(key[:80])
+            return repr(key[_SHOWN])
         return f"q/{at.queue.decode()} {at.task_id.hex()}"
-    return repr(key[:80])
+    return repr(key[_SHOWN])

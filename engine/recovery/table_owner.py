@@ -82,7 +82,7 @@ def _evidence(path: str, scratch: str, shared: SharedMemory) -> _Evidence:
     try:
         raw = store.get(ks.STAMP)
         slots = frozenset(
-            slot_of_id(key[2:18])
+            slot_of_id(key[ks.FIRST_ID])
             for lower, upper in _FAMILIES
             for key, _ in store.scan(lower, upper, _ROWS_MAX)
         )

@@ -88,6 +88,7 @@ _FAMILIES = (
     (OUTBOX, OUTBOX_END), (FLOWS, FLOWS_END),
 )  # fmt: skip
 _HELD, _KEY_WAIT = HELD_MS.to_bytes(8, "big"), KEY_WAIT_MS.to_bytes(8, "big")
+_SPREAD = slice(-2, None)  # the last bytes of an id or a hash
 _WHEN_MAX_MS = (1 << 62) // 1000 * 1000  # a bucket must fit eight bytes, whatever was asked for
 
 
@@ -161,7 +162,7 @@ class Part:
 
     def holds(self, key: bytes) -> bool:
         """Whether an id (or hash) belongs to this part."""
-        return (int.from_bytes(key[-2:], "big") * self._parts) >> 16 == self._part
+        return (int.from_bytes(key[_SPREAD], "big") * self._parts) >> 16 == self._part
 
     def add_index(self, rows: Rows) -> list[tuple[bytes, bytes]]:
         """Take in index rows; returns (id, key) of those that are not the newest of their task."""
@@ -185,7 +186,7 @@ class Part:
         for key, raw in rows:
             task = attempt(decode_task, raw) if self.holds(key) else None
             if task is not None:
-                tasks.append((key[2:], task, len(raw)))
+                tasks.append((key[ks.ROW_ID], task, len(raw)))
         places = [self.places.pop(task_id, None) for task_id, _, _ in tasks]
         ids = [task_id for task_id, _, _ in tasks]
         index = view.multi_get([place.key if place else b"" for place in places])
@@ -305,8 +306,8 @@ class _Verifier:
             return
         for task_id in named:
             if (shard := shard_of(task_id, self._shards)) != self._shard:
-                self._report("wrong_shard", f"{key[:2]!r} row of shard {shard}", task_id)
-        waits = key[-33:-32] == ks.DELAYED and key[:2] == ks.INDEX
+                self._report("wrong_shard", f"{key[ks.FAMILY]!r} row of shard {shard}", task_id)
+        waits = key[ks.DELAYED_KIND] == ks.DELAYED and key[ks.FAMILY] == ks.INDEX
         waits = waits and _HELD <= key[DUE_AT:SEQ_AT] < _KEY_WAIT
         if waits:  # or a name stands there
             at = attempt(ks.decode_index_key, key)
@@ -352,8 +353,14 @@ class _Verifier:
             for key, raw in rows:
                 task = attempt(decode_task, raw) if part.holds(key) else None
                 if task is not None:
-                    place = part.places.pop(key[2:], None)
-                    self._task(key[2:], task, len(raw), place, newest.pop(key[2:], None))
+                    place = part.places.pop(key[ks.ROW_ID], None)
+                    self._task(
+                        key[ks.ROW_ID],
+                        task,
+                        len(raw),
+                        place,
+                        newest.pop(key[ks.ROW_ID], None),
+                    )
             yield
         for n, (task_id, place) in enumerate(part.places.items()):
             task_row, is_known = self._walk.read(ks.TASK + task_id)
@@ -440,21 +447,23 @@ class _Verifier:
     def _orphans(self, lower: bytes, upper: bytes, what: str) -> Generator[None, None, None]:
         for rows in self._walk.pages(lower, upper):
             for key, _ in rows:
-                task, is_known = self._walk.read(ks.TASK + key[2:])
+                task, is_known = self._walk.read(ks.TASK + key[ks.ROW_ID])
                 if task is None and is_known:
-                    self._report(f"orphan_{what.split()[0]}", f"{what} without a task", key[2:])
+                    self._report(
+                        f"orphan_{what.split()[0]}", f"{what} without a task", key[ks.ROW_ID]
+                    )
                 elif task is None and lower == ks.LEASE:
-                    self._report_unknown("its record", key[2:])
+                    self._report_unknown("its record", key[ks.ROW_ID])
             yield
 
     def _attempts(self) -> Generator[None, None, None]:
         for rows in self._walk.pages(ks.ATTEMPTS, ks.ATTEMPTS_END):
             for key, _ in rows:
-                moved, is_known = self._walk.read(ks.MOVED + key[2:])
+                moved, is_known = self._walk.read(ks.MOVED + key[ks.ROW_ID])
                 if moved is None and is_known:
-                    result, is_known = self._walk.read(ks.RESULT + key[2:])
+                    result, is_known = self._walk.read(ks.RESULT + key[ks.ROW_ID])
                     if is_known and not leads_to_attempts(result):
-                        self._report("orphan_attempts", "attempts without a task", key[2:])
+                        self._report("orphan_attempts", "attempts without a task", key[ks.ROW_ID])
             yield
 
     def _ghosts(self) -> Generator[None, None, None]:
@@ -489,20 +498,27 @@ class _Verifier:
                         kind = ord("r")
                     if kind not in b"bB" and part.holds(named):
                         # Keys ascend, so the first bucket is the earliest.
-                        filed.setdefault(bytes((kind,)) + named, int.from_bytes(key[2:10], "big"))
+                        filed.setdefault(
+                            bytes((kind,)) + named, int.from_bytes(key[ks.EXPIRY_BUCKET], "big")
+                        )
                 yield  # a row may name thousands
             yield
         for rows in self._walk.pages(ks.RESULT, ks.RESULT_END):
             for key, raw in rows:
                 result = attempt(decode_result, raw) if part.holds(key) else None
                 if result is not None:
-                    self._filed(filed, b"r" + key[2:], result_due_ms(result), key[2:])
+                    self._filed(
+                        filed,
+                        b"r" + key[ks.ROW_ID],
+                        result_due_ms(result),
+                        key[ks.ROW_ID],
+                    )
             yield
         for rows in self._walk.pages(ks.GHOST, ks.GHOST_END):
             for key, raw in rows:
                 ghost = attempt(decode_ghost, raw) if part.holds(key) else None
                 if ghost is not None:
-                    self._filed(filed, b"g" + key[2:], ghost.expires_ms, ghost.task_id)
+                    self._filed(filed, b"g" + key[ks.ROW_ID], ghost.expires_ms, ghost.task_id)
             yield
         for rows in self._walk.pages(ks.INDEX, ks.INDEX_END):
             for key, raw in rows:

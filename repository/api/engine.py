@@ -89,6 +89,7 @@ from ..tasks.operators.history import HistoryFilter, attempts, history, tenant_o
 from ..tasks.operators.queue_settings import configure as set_rules
 from ..tasks.operators.queue_settings import settings_of
 from ..tasks.streamed_payloads import PayloadReader
+from ..workflows import acts, build, graph, views
 from . import workflow_calls
 from .queue import (
     LEASE_S,
@@ -789,7 +790,7 @@ class Engine:
 
         Durability: as ``Queue.enqueue``. Cancellation: in the last wait it happens.
         """
-        return await workflow_calls.seal(self._state, workflow)
+        return await workflow_calls.on(self._state, workflow, build.seal_workflow)
 
     async def workflow_info(self, workflow: AnyId) -> WorkflowInfo:
         """A workflow in numbers. ``TaskNotFoundError`` where there is none.
@@ -799,7 +800,7 @@ class Engine:
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
-        return await workflow_calls.info(self._state, workflow)
+        return await workflow_calls.on(self._state, workflow, views.workflow_info)
 
     async def workflow_graph(self, workflow: AnyId) -> WorkflowGraph:
         """A workflow as a small drawing: members in groups by function, and who failed.
@@ -814,7 +815,7 @@ class Engine:
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
-        return await workflow_calls.graph_of(self._state, workflow)
+        return await workflow_calls.on(self._state, workflow, graph.workflow_graph)
 
     async def workflows(
         self, *, state: str | None = None, limit: int = 50, cursor: str | None = None
@@ -876,7 +877,7 @@ class Engine:
 
         Durability: as ``Queue.enqueue``. Cancellation: it goes on at the next open, or next call.
         """
-        return await workflow_calls.cancel(self._state, workflow)
+        return await workflow_calls.on(self._state, workflow, acts.cancel_workflow)
 
     async def redrive_workflow(self, workflow: AnyId) -> int:
         """Redrive the dead members of a workflow, and have its callback wait for them again.
@@ -890,7 +891,7 @@ class Engine:
 
         Durability: as ``Queue.enqueue``. Cancellation: it goes on at the next open, or next call.
         """
-        return await workflow_calls.redrive(self._state, workflow)
+        return await workflow_calls.on(self._state, workflow, acts.redrive_workflow)
 
     # -- functions and workers ---------------------------------------------------------
 

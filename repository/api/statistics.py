@@ -183,7 +183,7 @@ def unreadable_of(shard: Shard) -> list[str]:
 
 def _family(key: bytes) -> str:
     """Name of a row's family, from the prefix of its key."""
-    family = key[:2]
+    family = key[ks.FAMILY]
     if family == ks.INDEX and key.count(b"\0", 2) >= 2:
         at = key.index(b"\0", key.index(b"\0", 2) + 1) + 1
         family = key[at : at + 1]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from ...engine.runtime.task_id import TaskId
 from ...errors import LimitError, UsageError
@@ -11,28 +11,24 @@ from ..model.arguments import check_on_failure, listed, shard_key_bytes, task_id
 from ..model.flows.workflows import (
     SLICE_TASKS_MAX,
     WORKFLOW_NAME_BYTES_MAX,
-    WorkflowGraph,
-    WorkflowInfo,
     WorkflowPage,
 )
 from ..model.values import AnyId, NewTask, Part
 from ..state.engine_state import EngineState
 from ..tasks.lookup import Payloads
-from ..workflows import acts, build, dependencies, graph, listing, views
+from ..workflows import build, dependencies, listing, views
 from .queue import encode_tasks
 
 __all__ = [
     "add",
     "after",
-    "cancel",
-    "graph_of",
-    "info",
     "list_some",
+    "on",
     "open_one",
     "parts_of",
-    "redrive",
-    "seal",
 ]
+
+T = TypeVar("T")
 
 
 async def open_one(
@@ -106,22 +102,17 @@ async def after(
     return (await dependencies.enqueue_after(state, encoded, ids, on_failure)).id
 
 
-async def seal(state: EngineState, workflow: AnyId) -> bool:
-    """See ``Engine.seal_workflow``."""
+async def on(
+    state: EngineState, workflow: AnyId, call: Callable[[EngineState, bytes], Awaitable[T]]
+) -> T:
+    """A call that takes a workflow and nothing else.
+
+    Args:
+        workflow: its id, as the caller has it.
+        call: of ``repository/workflows``.
+    """
     state.check()
-    return await build.seal_workflow(state, TaskId(workflow))
-
-
-async def info(state: EngineState, workflow: AnyId) -> WorkflowInfo:
-    """See ``Engine.workflow_info``."""
-    state.check()
-    return await views.workflow_info(state, TaskId(workflow))
-
-
-async def graph_of(state: EngineState, workflow: AnyId) -> WorkflowGraph:
-    """See ``Engine.workflow_graph``."""
-    state.check()
-    return await graph.workflow_graph(state, TaskId(workflow))
+    return await call(state, TaskId(workflow))
 
 
 async def list_some(engine_state: EngineState, state: Any, limit: Any, cursor: Any) -> WorkflowPage:
@@ -158,15 +149,3 @@ async def parts_of(
     return await views.parts(
         state, TaskId(id), after=after, limit=limit, failed=bool(failed), payloads=payloads
     )
-
-
-async def cancel(state: EngineState, workflow: AnyId) -> int:
-    """See ``Engine.cancel_workflow``."""
-    state.check()
-    return await acts.cancel_workflow(state, TaskId(workflow))
-
-
-async def redrive(state: EngineState, workflow: AnyId) -> int:
-    """See ``Engine.redrive_workflow``."""
-    state.check()
-    return await acts.redrive_workflow(state, TaskId(workflow))

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from ...engine.records.frame import attempt
-from ...engine.records.keyspace import BODY, BODY_END
+from ...engine.records.keyspace import BODY, BODY_END, ROW_ID
 from ...engine.records.rows import BodyRow, decode_body
 from ...engine.store.port import StoreView
 from ...engine.store.walk import Walk
@@ -62,7 +62,7 @@ def _batches(view: StoreView) -> Iterator[_Batch]:
             row = attempt(decode_body, raw)
             if row is None or not row.size or row.is_lost:  # reported elsewhere, or known
                 continue
-            batch.append((key[2:], row))
+            batch.append((key[ROW_ID], row))
             size += row.size
             if len(batch) == _ROWS or size >= _BYTES:
                 yield batch

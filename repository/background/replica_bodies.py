@@ -20,7 +20,7 @@ from typing import Final
 from ...coalescer.body_sync_barrier import BodySyncBarrier
 from ...coalescer.group import Group
 from ...coalescer.replicated import ReplicatedCoalescer
-from ...engine.records.keyspace import BODY, BODY_END, TASK
+from ...engine.records.keyspace import BODY, BODY_END, FAMILY, ROW_ID, TASK
 from ...engine.records.rows import BodyRow, encode_body
 from ...engine.records.task import PAYLOAD_AT, has_body, payload_of, slim_record
 from ...engine.runtime.ids import IdSource
@@ -63,21 +63,22 @@ class ReplicaBodies:
         if not self._has_any:
             return
         for key, value in ops:
-            if key[:2] == TASK and has_body(value):
+            if key[FAMILY] == TASK and has_body(value):
                 raise InvariantError(
-                    f"task {key[2:].hex()}: a record without its payload is to enter the log"
+                    f"task {key[ROW_ID].hex()}: a record without its payload is to enter the log"
                 )
 
     def rewrite(self, group: Group) -> bool:
         """See ``EntryRewriter``."""
         done: list[tuple[bytes, bytes | None]] = []
-        tasks = [op for op in group.ops if op[0][:2] == TASK]
+        tasks = [op for op in group.ops if op[0][FAMILY] == TASK]
         large = [raw for _, raw in tasks if raw is not None and self._goes_out(raw)]
         is_changed = bool(large or (tasks and self._has_any))
         if is_changed:
             group.ops = self._rewritten(group, tasks, large, done)
         elif self._has_any and not tasks:
-            done = [(key, value) for key, value in group.ops if key[:2] == BODY]  # a local group
+            # A local group.
+            done = [(key, value) for key, value in group.ops if key[FAMILY] == BODY]
         self._coming.update(done)
         self._groups.append(done)
         return is_changed
@@ -104,7 +105,7 @@ class ReplicaBodies:
     ) -> list[Op]:
         """The operations with large payloads outside. Fills ``done`` with the body rows."""
         bodies = self._bodies
-        rows = self._rows_of(list({key[2:] for key, _ in tasks}))
+        rows = self._rows_of(list({key[ROW_ID] for key, _ in tasks}))
         records = [(self._ids.token(), payload_of(raw)) for raw in large]
         places = iter(bodies.files.append_all(records))
         ids = iter(records)
@@ -112,10 +113,10 @@ class ReplicaBodies:
         ops: list[Op] = []
         for op in group.ops:
             key, raw = op
-            if key[:2] != TASK or (raw is not None and has_body(raw)):
+            if key[FAMILY] != TASK or (raw is not None and has_body(raw)):
                 ops.append(op)
                 continue
-            task_id = key[2:]
+            task_id = key[ROW_ID]
             old = rows.pop(task_id, None)
             if old is not None:  # it ends, or is put anew: its payload here is dead
                 ops += bodies.drop_ops(task_id, old or None)

@@ -21,6 +21,7 @@ from ...engine.records.keyspace import (
     PROGRESS,
     PROGRESS_END,
     READY,
+    ROW_ID,
     SEQ_AT,
     TASK,
     dead_key,
@@ -83,19 +84,19 @@ def note_leases(
         for key, raw in rows:
             record = decode_lease(raw)
             if not record.flags & EXPORTED:
-                noted.append((record.seq, key[2:], shard))
+                noted.append((record.seq, key[ROW_ID], shard))
             elif was_left is None:
-                _restore(state, shard, key[2:], record)
+                _restore(state, shard, key[ROW_ID], record)
             elif was_left and not record.flags & RESTARTED:
                 record = record._replace(flags=record.flags | RESTARTED)
                 until_us = state.clock.wall_us() + record.lease_ms * 1000
                 again = encode_lease(ending_at(record, until_us))
                 shard.coalescer.begin(len(again) + 64).ops.append((key, again))
-                _restore(state, shard, key[2:], record)
+                _restore(state, shard, key[ROW_ID], record)
             elif (left_s := _left_s(state, record)) > 0:
-                _restore(state, shard, key[2:], record, left_s)
+                _restore(state, shard, key[ROW_ID], record, left_s)
             else:
-                noted.append((record.seq, key[2:], shard))
+                noted.append((record.seq, key[ROW_ID], shard))
         yield
     yield from _note_progress(state, shard)
 
@@ -114,7 +115,9 @@ def _note_progress(state: EngineState, shard: Shard) -> Generator[None, None, No
     for rows in row_parts(shard, PROGRESS, PROGRESS_END):
         for key, raw in rows:
             record = attempt(decode_progress, raw)
-            state.progress[key[2:]] = record or ProgressRecord(0, None, b"")  # dropped in its turn
+            state.progress[key[ROW_ID]] = record or ProgressRecord(
+                0, None, b""
+            )  # dropped in its turn
         if rows:
             yield
 

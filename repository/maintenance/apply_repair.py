@@ -18,7 +18,7 @@ from ...engine.files.paths import bodies_path, normal_path
 from ...engine.offline.audit_marks import mark_of
 from ...engine.offline.repair_plan import RepairPlan
 from ...engine.records.frame import attempt
-from ...engine.records.keyspace import BODY, FLOWS, GHOST, ID_AT, OUTBOX, TASK, body_at_key
+from ...engine.records.keyspace import BODY, FAMILY, FLOWS, GHOST, ID_AT, OUTBOX, TASK, body_at_key
 from ...engine.records.rows import decode_body, decode_ghost
 from ...engine.records.task import BODY_FLAG, decode_task
 from ...engine.records.workflow import flow_slot_id
@@ -95,7 +95,7 @@ def _payloads(plan: RepairPlan, root: str, stores: list[Store]) -> set[tuple[int
     """Payloads in files of the shards that tasks move to: (shard, record's id)."""
     wanted: dict[int, set[bytes]] = {}
     for shard, mark in plan.move:
-        raw = stores[shard].get(mark.key) if mark.key[:2] == TASK else None
+        raw = stores[shard].get(mark.key) if mark.key[FAMILY] == TASK else None
         task = attempt(decode_task, raw)
         if task is not None and task.flags & BODY_FLAG:
             wanted.setdefault(shard_of(mark.key[ID_AT:], plan.shards), set()).add(task.payload)
@@ -115,11 +115,11 @@ def _move(plan: RepairPlan, stores: list[Store], found: Set[tuple[int, bytes]]) 
         if raw is None or mark_of(mark.key, raw) != mark:
             skipped += 1
             continue
-        ghost = attempt(decode_ghost, raw) if mark.key[:2] == GHOST else None
+        ghost = attempt(decode_ghost, raw) if mark.key[FAMILY] == GHOST else None
         task_id = ghost.task_id if ghost is not None else mark.key[ID_AT:]
-        if mark.key[:2] in (FLOWS, OUTBOX):
+        if mark.key[FAMILY] in (FLOWS, OUTBOX):
             task_id = flow_slot_id(mark.key, raw)
-        task = attempt(decode_task, raw) if mark.key[:2] == TASK else None
+        task = attempt(decode_task, raw) if mark.key[FAMILY] == TASK else None
         home = shard_of(task_id, plan.shards)
         if task is not None and task.flags & BODY_FLAG and (home, task.payload) not in found:
             skipped += 1  # its payload stays in the old shard, and so does it: audited again

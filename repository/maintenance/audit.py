@@ -11,7 +11,7 @@ from ...engine.files.paths import bodies_path
 from ...engine.offline.audit import ShardAudit
 from ...engine.offline.repair_plan import RepairPlan
 from ...engine.records.frame import attempt
-from ...engine.records.keyspace import BODY, BODY_END
+from ...engine.records.keyspace import BODY, BODY_END, ROW_ID
 from ...engine.records.rows import decode_body
 from ...engine.store.port import pages
 from ...engine.values import Finding
@@ -66,9 +66,9 @@ def audit_bodies(root: str, shard: int) -> BodyAudit:
                             old, Location(row.file, row.offset, row.size), row.record_id
                         )
                     if not is_there:
-                        lost.append(key[2:])
+                        lost.append(key[ROW_ID])
                         detail = f"no payload at {row.offset} of file {row.file}"
-                        findings.append(Finding(shard, "dangling_body", detail, key[2:]))
+                        findings.append(Finding(shard, "dangling_body", detail, key[ROW_ID]))
     except CorruptionError as exc:
         findings.append(Finding(shard, "unreadable", f"rows of payloads: {exc}"))
     finally:

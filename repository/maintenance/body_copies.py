@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from ...engine.bulk.reader import ShardReader
 from ...engine.files.paths import bodies_path
-from ...engine.records.keyspace import BODY, BODY_END, body_at_key
+from ...engine.records.keyspace import BODY, BODY_END, ROW_ID, body_at_key
 from ...engine.records.rows import BodyRow, decode_body, encode_body, encode_body_at
 from ...engine.records.task import WHOLE_BYTES_MAX
 from ...engine.runtime.ids import shard_of
@@ -57,11 +57,11 @@ def copy_bodies(
     for source, reader in enumerate(readers):
         for rows in pages(reader, BODY, BODY_END):
             for key, raw in rows:
-                if shard_of(key[2:], shards) == shard:
+                if shard_of(key[ROW_ID], shards) == shard:
                     row = decode_body(raw)
                     if row.is_lost:
                         row = BodyRow(0, 0, 0, row.record_id)
-                    wanted.append(_Wanted(source, row.file, row.offset, key[2:], row))
+                    wanted.append(_Wanted(source, row.file, row.offset, key[ROW_ID], row))
     found: Rows = []
     twins: Rows = []
     with ExitStack() as stack:

@@ -58,12 +58,12 @@ from .bodies import Bodies
 from .caches.dedup_filter import DedupFilter
 from .caches.delayed_cache import DelayedCache
 from .caches.ready_cache import ReadyCache, Row
+from .limits.key_limit import KeyLimit
 from .limits.queue_limit import QueueLimit
 from .limits.queue_rules import UNSET, QueueRules
 
 if TYPE_CHECKING:
     from ...engine.recovery.watermark import Watermark
-    from .limits.key_limits import KeyLimit
 
 __all__ = ["Flow", "HistoryBounds", "QueueState", "Shard", "ShardQueue", "TenantQueue"]
 

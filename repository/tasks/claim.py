@@ -23,7 +23,7 @@ from ...engine.records.task import decode_task
 from ...engine.runtime.event_loop import Future
 from ...engine.runtime.task_id import TaskId
 from ...errors import CorruptionError, LodeqError, UsageError
-from ..state.caches.ready_cache import Row
+from ..state.caches.ready_cache import EXPIRES_MS, TASK_ID, Row
 from ..state.engine_state import EngineState
 from ..state.events import emit_leases
 from ..state.lease_state import LeaseState
@@ -136,7 +136,7 @@ def _deliver(
                 continue
             record = records[at]
             with group:
-                if row[4] and row[4] <= now_ms:
+                if row[EXPIRES_MS] and row[EXPIRES_MS] <= now_ms:
                     expire_row(state, group, shard_queue, row)
                 elif record is not None:
                     set_aside(state, group, shard_queue, row, record)
@@ -158,9 +158,9 @@ def _uncount_keys(state: EngineState, picked: list[Picked]) -> None:
     """Rows that were to be leased are not: their keys have room again, which is theirs."""
     for shard_queue, row in picked:
         limit = shard_queue.tenant_queue.queue_state.key_limit
-        key = limit.leave(row[1]) if limit is not None else NO_KEY
+        key = limit.leave(row[TASK_ID]) if limit is not None else NO_KEY
         if key:
-            state.key_limits.woken[row[1]] = shard_queue.tenant_queue, key
+            state.key_limits.woken[row[TASK_ID]] = shard_queue.tenant_queue, key
 
 
 def _run(
@@ -182,7 +182,7 @@ def _run(
     is_mixed = False
     for i in range(at, min(len(picked), at + most)):
         (shard_queue, row), record = picked[i], records[i]
-        if record is None or (row[4] and row[4] <= now_ms):
+        if record is None or (row[EXPIRES_MS] and row[EXPIRES_MS] <= now_ms):
             break
         if shard_queue is not first:
             if shard_queue.shard is not first.shard:
@@ -210,7 +210,7 @@ def expire_row(state: EngineState, group: Group, shard_queue: ShardQueue, row: R
         row: as it was popped.
     """
     try:
-        task = decode_task(shard_queue.shard.overlay.get(TASK + row[1]) or b"")
+        task = decode_task(shard_queue.shard.overlay.get(TASK + row[TASK_ID]) or b"")
         retention_ms = decode_policy(task.policy).retention_ms
         shard_queue.ready += 1  # end_at takes it down again
         try:
@@ -235,7 +235,7 @@ def expire_row(state: EngineState, group: Group, shard_queue: ShardQueue, row: R
 def _end_undeliverable(state: EngineState, group: Group, shard_queue: ShardQueue, row: Row) -> None:
     """Bury a row whose record or payload is lost; one whose payload's file is away waits."""
     bodies = shard_queue.shard.bodies
-    problem = "" if bodies is None else bodies.waits_for(shard_queue.shard.overlay, row[1])
+    problem = "" if bodies is None else bodies.waits_for(shard_queue.shard.overlay, row[TASK_ID])
     if problem:
         step_behind(
             state, group, shard_queue, row, f"payload file {problem}".encode()[:REASON_BYTES_MAX]
@@ -247,11 +247,11 @@ def _end_undeliverable(state: EngineState, group: Group, shard_queue: ShardQueue
 def _bury_damaged(state: EngineState, group: Group, shard_queue: ShardQueue, row: Row) -> None:
     """A row whose body is missing or fails its checksum never blocks the head of the queue."""
     state.anomaly(
-        f"shard {shard_queue.shard.index}: task {TaskId(row[1])}: record missing or damaged; "
+        f"shard {shard_queue.shard.index}: task {TaskId(row[TASK_ID])}: record missing or damaged; "
         "moved to the dead letters"
     )
     bodies = shard_queue.shard.bodies
-    place = "" if bodies is None else bodies.place(shard_queue.shard.overlay, row[1])
+    place = "" if bodies is None else bodies.place(shard_queue.shard.overlay, row[TASK_ID])
     reason = DAMAGED + f": payload in {place}".encode() if place else DAMAGED
     bury_row(state, group, shard_queue, row, reason)
 

@@ -378,26 +378,15 @@ async def enqueue_on(
             return receipt
         await coalescer.wait(group, None, is_durable=bool(durable))
         return receipt
-    return await _enqueue_keyed(state, shard, encoded, task_id, now_us, durable)
-
-
-async def _enqueue_keyed(
-    state: EngineState,
-    shard: Shard,
-    encoded: EncodedTask,
-    task_id: bytes,
-    now_us: int,
-    durable: bool | None,
-) -> Receipt:
-    group = shard.coalescer.begin(encoded.row_bytes + 256)
+    group = coalescer.begin(encoded.row_bytes + 256)
     try:
         with group:
             receipt = place_keyed(state, shard, group, encoded, task_id, now_us)
     except (DuplicateTaskError, QueueFullError):
         # The answer rests on whoever queued the holder: it is true once that is committed.
-        await shard.coalescer.wait(group, None, is_durable=bool(durable))
+        await coalescer.wait(group, None, is_durable=bool(durable))
         raise
-    await shard.coalescer.wait(group, None, is_durable=bool(durable))
+    await coalescer.wait(group, None, is_durable=bool(durable))
     return receipt
 
 

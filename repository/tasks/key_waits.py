@@ -39,9 +39,9 @@ from ...engine.records.rows import (
 )
 from ...engine.records.task import decode_task
 from ...errors import LodeqError
-from ..state.caches.ready_cache import Row
+from ..state.caches.ready_cache import TASK_ID, Row
 from ..state.engine_state import EngineState
-from ..state.limits.key_limits import face_of_record
+from ..state.limits.key_limit import face_of_record
 from ..state.queue_state import Shard, ShardQueue, TenantQueue
 from ..state.rows.task_location import first_key
 
@@ -69,8 +69,8 @@ def admits(state: EngineState, shard_queue: ShardQueue, row: Row, record: bytes)
         one = tenant_queue.tenant, key
         if limit.free(one) <= 0:
             return False
-        limit.enter(one, row[1])
-        state.key_limits.woken.pop(row[1], None)
+        limit.enter(one, row[TASK_ID])
+        state.key_limits.woken.pop(row[TASK_ID], None)
     return True
 
 

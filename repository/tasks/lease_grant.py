@@ -26,6 +26,7 @@ from .claim_order import advance, first_of_set
 __all__ = ["grant", "lease_tail", "take_one"]
 
 _as_task_id: Final = as_task_id
+_SEQ_LAST: Final = ID_AT - 1  # the last byte of the seq in a ready key
 
 
 def lease_tail(
@@ -91,7 +92,7 @@ def grant(
             at += 1
         times, policy, ghost, ghost_expires_ms, n_payload, n_face = lease_fields(record)
         if flags & MOVED_ROW:  # the seq of its record is not the one it became ready with
-            times = times[:8] + key[-17:-25:-1]
+            times = times[:8] + key[_SEQ_LAST:ORDER_AT:-1]  # little-endian
         task_id = raw_id if raw_id.__class__ is TaskId else _as_task_id(raw_id)
         attempt = attempts + 1 if attempts < ATTEMPTS_MAX else attempts  # imported, as a rule
         lease_flags, priority = flags << 1 | exported, 9 - key[ORDER_AT]

@@ -12,7 +12,7 @@ from xxhash import xxh3_64_digest
 from ...engine.records.keyspace import ORDER_AT, TASK
 from ...engine.records.task import BODY_FLAG, TASK_HEAD
 from ...errors import CorruptionError, LodeqError
-from ..state.caches.ready_cache import RECORD, SIZE, ReadyCache, Row
+from ..state.caches.ready_cache import RECORD, SIZE, TASK_ID, ReadyCache, Row
 from ..state.engine_state import AHEAD_BYTES_MAX, EngineState
 from ..state.queue_state import Shard, ShardQueue
 
@@ -70,7 +70,9 @@ def checked_records(shard: Shard, rows: list[Row]) -> list[bytes | None]:
         shard: of all of them.
         rows: at any key: their ids and sizes are looked at.
     """
-    found = read_records(shard, [TASK + row[1] for row in rows], sum([row[SIZE] for row in rows]))
+    found = read_records(
+        shard, [TASK + row[TASK_ID] for row in rows], sum([row[SIZE] for row in rows])
+    )
     least = TASK_HEAD.size
     for i, raw in enumerate(found):
         if raw is None:

@@ -14,6 +14,7 @@ from ...engine.records.keyspace import (
     DEAD,
     DELAYED,
     EXPIRY,
+    EXPIRY_BUCKET,
     EXPIRY_END,
     READY,
     RESULT,
@@ -540,7 +541,7 @@ def _record_of(shard: Shard, task_id: bytes, key: bytes) -> ResultRecord | None:
         return None
     # A task that was redriven has left a hint behind for its earlier end.
     due_ms = result_due_ms(record)
-    if due_ms and int.from_bytes(key[2:10], "big") != bucket_of(due_ms):
+    if due_ms and int.from_bytes(key[EXPIRY_BUCKET], "big") != bucket_of(due_ms):
         return None
     return record
 

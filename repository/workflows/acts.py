@@ -32,6 +32,7 @@ from ...engine.records.workflow import (
     WORKFLOW_FLAG,
     Edge,
     JoinRecord,
+    PartRecord,
     decode_edges,
     decode_join,
     decode_part,
@@ -70,8 +71,13 @@ async def cancel_workflow(state: EngineState, workflow: bytes) -> int:
             _cancel_one(state, shard, group, record.target)
         await shard.coalescer.wait(group)
         state.check()
+    return await _written(state, shard, _cancel_slices(state, shard, workflow))
+
+
+async def _written(state: EngineState, shard: Shard, slices: Iterator[tuple[Group, int]]) -> int:
+    """Wait for each slice before the next one is made; how many tasks they concern."""
     count = 0
-    for group, n in _cancel_slices(state, shard, workflow):
+    for group, n in slices:
         count += n
         await shard.coalescer.wait(group)
         await state.spawner.checkpoint()
@@ -81,15 +87,21 @@ async def cancel_workflow(state: EngineState, workflow: bytes) -> int:
     return count
 
 
-def _cancel_slices(
-    state: EngineState, shard: Shard, workflow: bytes
-) -> Iterator[tuple[Group, int]]:
-    """Cancel what is left of a cancelled workflow; an atomic section a step."""
+def _slices_of_parts(shard: Shard, workflow: bytes) -> Iterator[list[PartRecord]]:
+    """The parts of a workflow that can be read; each slice is read when it is asked for."""
     lower: bytes | None = PART + workflow
     while lower is not None:
         rows, lower = shard.overlay.scan_readable(lower, range_end(PART + workflow), SLICE)
         parts = [attempt(decode_part, raw) for _, raw in rows]
-        sources = [part.source for part in parts if part is not None and not part.status]
+        yield [part for part in parts if part is not None]
+
+
+def _cancel_slices(
+    state: EngineState, shard: Shard, workflow: bytes
+) -> Iterator[tuple[Group, int]]:
+    """Cancel what is left of a cancelled workflow; an atomic section a step."""
+    for parts in _slices_of_parts(shard, workflow):
+        sources = [part.source for part in parts if not part.status]
         if sources:
             group = shard.coalescer.begin(len(sources) * 256)
             for source in sources:
@@ -149,15 +161,7 @@ async def redrive_workflow(state: EngineState, workflow: bytes) -> int:
             _rearm(state, shard, group, workflow, record)
         await shard.coalescer.wait(group)
         state.check()
-    count = 0
-    for group, n in _redrive_slices(state, shard, workflow):
-        count += n
-        await shard.coalescer.wait(group)
-        await state.spawner.checkpoint()
-        state.check()
-        if not shard.coalescer.has_capacity:
-            await state.backpressure(shard)
-    return count
+    return await _written(state, shard, _redrive_slices(state, shard, workflow))
 
 
 def _check_callback(state: EngineState, shard: Shard, record: JoinRecord) -> None:
@@ -248,11 +252,8 @@ def _redrive_slices(
     state: EngineState, shard: Shard, workflow: bytes
 ) -> Iterator[tuple[Group, int]]:
     """Redrive what is dead in a workflow that is being redriven; an atomic section a step."""
-    lower: bytes | None = PART + workflow
-    while lower is not None:
-        rows, lower = shard.overlay.scan_readable(lower, range_end(PART + workflow), SLICE)
-        parts = [attempt(decode_part, raw) for _, raw in rows]
-        dead = [one.source for one in parts if one is not None and one.status == Status.DEAD]
+    for parts in _slices_of_parts(shard, workflow):
+        dead = [part.source for part in parts if part.status == Status.DEAD]
         if dead:
             group = shard.coalescer.begin(len(dead) * 512)
             yield group, sum(_redrive_part(state, shard, group, workflow, one) for one in dead)

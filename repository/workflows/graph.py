@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from ...engine.records.frame import attempt
 from ...engine.records.result import Status
-from ...engine.records.workflow import JOIN, PART, JoinRecord, PartRecord, decode_part
+from ...engine.records.workflow import JOIN, PART, PART_NUMBER, JoinRecord, PartRecord, decode_part
 from ...engine.runtime.task_id import TaskId
 from ...errors import LodeqError
 from ..model.flows.workflows import FailedMember, MemberGroup, WorkflowGraph
@@ -159,7 +159,7 @@ async def _failed(
             part = attempt(decode_part, raw)
             if part is None or part.status in (0, Status.COMPLETED) or len(found) >= wanted:
                 continue
-            found.append(_failed_one(state, shard, int.from_bytes(key[-4:], "big"), part))
+            found.append(_failed_one(state, shard, int.from_bytes(key[PART_NUMBER], "big"), part))
         await turns.give()
         state.check()
     return tuple(found)

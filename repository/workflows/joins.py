@@ -47,8 +47,11 @@ from ...engine.records.workflow import (
     MEMBER_RESULT,
     MEMBER_ROW,
     NO_ID,
+    OUTBOX_JOIN,
+    OUTBOX_SOURCE,
     OVER,
     PART,
+    PART_NUMBER,
     REDRIVING,
     TARGET_ROLE,
     WAITS,
@@ -557,7 +560,7 @@ class Joins:
                     not part.status
                     or (part.status == Status.DEAD and waits_for_redrive(shard, record))
                 ):
-                    number = int.from_bytes(key[-4:], "big")
+                    number = int.from_bytes(key[PART_NUMBER], "big")
                     self.ask_part(groups, shard, join, number, part)
             yield groups  # also without any: all parts may be elsewhere
         whole = join_of(shard, join)
@@ -735,7 +738,7 @@ class Joins:
                 rows = [row for row in rows if shard.overlay.get(row[0]) == row[1]]
             groups: dict[Shard, Group] = {}
             for key, raw in rows:
-                source, join = key[2:18], key[18:]
+                source, join = key[OUTBOX_SOURCE], key[OUTBOX_JOIN]
                 record, home = attempt(decode_outbox, raw), self._state.shard_of(join)
                 if record is None:
                     continue
@@ -782,7 +785,7 @@ class Joins:
         this one, and this one may keep a later commit without an earlier. Leaders elsewhere are
         told later.
         """
-        homes = {self._state.shard_of(key[18:]) for key, _ in rows}
+        homes = {self._state.shard_of(key[OUTBOX_JOIN]) for key, _ in rows}
         return any(home.coalescer.is_tended for home in homes)
 
     def _forget_sent(self) -> Iterator[dict[Shard, Group]]:

@@ -26,7 +26,7 @@ from ...coalescer.group import Group
 from ...coalescer.replicated import ReplicatedCoalescer
 from ...engine.records.keyspace import RESULT, TASK
 from ...engine.records.result import Status
-from ...engine.records.workflow import Edge, OutboxRecord, PartRecord
+from ...engine.records.workflow import OUTBOX_JOIN, OUTBOX_SOURCE, Edge, OutboxRecord, PartRecord
 from ...engine.runtime.event_loop import TaskHandle
 from ...engine.runtime.task_id import TaskId
 from ...errors import (
@@ -130,7 +130,14 @@ class OtherLeaders:
                 for (join, number), (_, part) in asks
             ],
             ends=[
-                [key[2:18].hex(), key[18:].hex(), one.number, one.status, one.ended_us, one.epoch]
+                [
+                    key[OUTBOX_SOURCE].hex(),
+                    key[OUTBOX_JOIN].hex(),
+                    one.number,
+                    one.status,
+                    one.ended_us,
+                    one.epoch,
+                ]
                 for key, (_, _, one) in ends
             ],
         )

@@ -12,6 +12,7 @@ from ...engine.records.workflow import (
     ON_FAILURE,
     OVER,
     PART,
+    PART_NUMBER,
     REDRIVING,
     SEALED,
     TARGET_ROLE,
@@ -198,7 +199,7 @@ async def parts(
             part = attempt(decode_part, raw)
             if part is None or (failed and part.status in (0, Status.COMPLETED)):
                 continue
-            one, size_of_it = _part(state, int.from_bytes(key[-4:], "big"), part, payloads)
+            one, size_of_it = _part(state, int.from_bytes(key[PART_NUMBER], "big"), part, payloads)
             out.append(one)
             size += size_of_it
             if len(out) >= limit or size >= _PAGE_BYTES:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from ...repository.api.engine import Engine
 
-__all__ = ["make_app"]
+__all__ = ["app_of", "make_app"]
 
 _log = logging.getLogger("lodeq.http")
 _Endpoint = Callable[[Request], Awaitable[Response]]
@@ -72,8 +72,14 @@ def make_app(
 
     ``app.state.hub.close_polls()`` answers all long polls; call it before the server stops.
     """
-    the_settings = settings if settings is not None else Settings()
-    server = ServerState(engine, the_settings)
+    server = ServerState(engine, settings if settings is not None else Settings())
+    return app_of(server, routes=routes, refusals=refusals)
+
+
+def app_of(
+    server: ServerState, *, routes: Sequence[BaseRoute] = (), refusals: Refusals | None = None
+) -> Starlette:
+    """Make the application of a server whose state is there already; see ``make_app``."""
     _document()  # made once, before anybody waits
     own, direct = [], {}
     for one in OPERATIONS:
@@ -87,7 +93,7 @@ def make_app(
         middleware=[
             Middleware(
                 Guard,
-                settings=the_settings,
+                settings=server.settings,
                 refusals=refusals,
                 callers=server.callers,
                 uploads=_uploads(server, own),

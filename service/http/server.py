@@ -27,10 +27,11 @@ from ...errors import UsageError
 from ..shared.origin import CONNECTION
 from .access.callers import Callers
 from .admission import Admission, Refusals, TooManyError, has_unread
-from .app import make_app
+from .app import app_of
 from .guard import ALWAYS, ANSWERS_BYTES_MAX, HEAD_BYTES_MAX, Settings
 from .link.connection import LinkConnection
 from .link.serving import LinkServing
+from .server_state import ServerState
 from .unread_answers import UnreadAnswers
 
 try:
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from ...repository.api.engine import Engine
-    from .server_state import ServerState
 
 __all__ = ["AppServer", "Server"]
 
@@ -86,8 +86,8 @@ def _connections_max(wanted: int, n_listeners: int) -> int:
     return max(1, min(wanted, soft // (4 * max(1, n_listeners))))
 
 
-class _Hub(Protocol):
-    """The state of an application."""
+class _Polls(Protocol):
+    """The requests of an application that wait."""
 
     def close_polls(self) -> object:
         """Answer all requests that wait: the server closes."""
@@ -397,12 +397,12 @@ class _Uvicorn(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        state: _Hub,
+        polls: _Polls,
         on_ready: Callable[[], object],
         callers: Callers | None,
     ) -> None:
         super().__init__(config)
-        self._state = state
+        self._polls = polls
         self._on_ready = on_ready
         self._callers = callers
 
@@ -438,7 +438,7 @@ class _Uvicorn(uvicorn.Server):
         Requests that have arrived get their answer; who sends another is not heard any more. At the
         end of the grace what still runs is cancelled, and every connection is cut.
         """
-        self._state.close_polls()
+        self._polls.close_polls()
         for server in self.servers:
             server.close()
         for one in sockets or ():
@@ -468,7 +468,8 @@ class AppServer:
     """Serves an application on sockets that listen already. asyncio only.
 
     Args:
-        app: its ``state.hub`` ends the requests that wait.
+        app: what is served.
+        polls: the requests of ``app`` that wait.
         listeners: from ``listen_unix`` and ``listen_tcp``, which decide who can reach them.
         refusals: the application's counter of refused requests.
         linked: the state of the engine that links reach; None: only HTTP is spoken.
@@ -482,6 +483,7 @@ class AppServer:
     def __init__(
         self,
         app: Starlette,
+        polls: _Polls,
         listeners: Sequence[socket.socket],
         *,
         refusals: Refusals,
@@ -508,7 +510,7 @@ class AppServer:
         }
         self._listeners = list(listeners)
         callers = None if linked is None else linked.callers
-        self._server = _Uvicorn(uvicorn.Config(app, **config), app.state.hub, on_ready, callers)
+        self._server = _Uvicorn(uvicorn.Config(app, **config), polls, on_ready, callers)
 
     def descriptors(self) -> list[int]:
         """The open files of the listeners and connections: a forked child has copies of them."""
@@ -572,14 +574,15 @@ class Server(AppServer):
             on_ready: called once connections are accepted.
         """
         refusals = Refusals()
-        app = make_app(engine, settings, routes=routes, refusals=refusals)
+        state = ServerState(engine, settings if settings is not None else Settings())
         super().__init__(
-            app,
+            app_of(state, routes=routes, refusals=refusals),
+            state,
             listeners,
             refusals=refusals,
-            linked=None if app.state.hub.settings.clients == "read" else app.state.hub,
+            linked=None if state.settings.clients == "read" else state,
             connections_max=connections_max,
-            answers_bytes_max=app.state.hub.settings.answers_bytes_max,
+            answers_bytes_max=state.settings.answers_bytes_max,
             grace_s=grace_s,
             on_ready=on_ready,
         )

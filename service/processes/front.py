@@ -61,7 +61,7 @@ _Answer = Callable[["Request"], Awaitable[Any]]
 _Check = Callable[[Access], None]
 
 
-class _Hub:
+class _Polls:
     """Requests that wait: those of live pages."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Front:
         self._statuses = statuses
         self._settings = settings
         self._copying = asyncio.Lock()
-        hub, routes = _Hub(), self._routes()
+        routes = self._routes()
         if dashboard != "off":
             board = Dashboard(
                 engine,
@@ -128,7 +128,7 @@ class Front:
         ]
         self.app = Starlette(routes=routes, middleware=guards)
         self.app.router.redirect_slashes = False
-        self.app.state.hub = hub
+        self.app.state.hub = self.polls = _Polls()
 
     def _routes(self) -> list[BaseRoute]:
         looks, acts = _of_whole(Role.READER), _of_whole(Role.ADMIN)

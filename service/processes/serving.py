@@ -266,7 +266,12 @@ async def _lead_on(
     front = Front(engine, urls, supervisor.statuses, settings, options.dashboard, refusals)
     ready = asyncio.Event()
     server = AppServer(
-        front.app, [listener], refusals=refusals, grace_s=FRONT_GRACE_S, on_ready=ready.set
+        front.app,
+        front.polls,
+        [listener],
+        refusals=refusals,
+        grace_s=FRONT_GRACE_S,
+        on_ready=ready.set,
     )
     running = asyncio.ensure_future(server.run())
     stack.push_async_callback(_stopped, server, running)

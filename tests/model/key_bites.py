@@ -3,7 +3,8 @@
 from contextlib import contextmanager
 from unittest import mock
 
-from lodeq.repository.state.limits.key_limits import KeyLimit, KeyLimits
+from lodeq.repository.state.limits.key_limit import KeyLimit
+from lodeq.repository.state.limits.key_limits import KeyLimits
 from lodeq.repository.tasks import key_waits
 
 __all__ = ["BUGS", "planted"]

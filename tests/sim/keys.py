@@ -20,7 +20,7 @@ from lodeq.engine.records.face import unpack_face
 from lodeq.engine.records.keyspace import DELAYED, INDEX, decode_index_key
 from lodeq.engine.records.lease import DEAD_LEASE
 from lodeq.engine.records.queues.key_waits import KEY_WAIT_MS
-from lodeq.repository.state.limits import key_limits
+from lodeq.repository.state.limits import key_limit
 from lodeq.repository.tasks import claim, key_waits
 from lodeq.testing import BrokenError
 from lodeq.testing.simulation.disk import SimDisk
@@ -28,7 +28,7 @@ from lodeq.testing.simulation.disk import SimDisk
 KNOBS: tuple[tuple[Any, str, tuple[int, ...]], ...] = (
     (key_waits, "SLICE", (1, 3)),
     (claim, "ASIDE_ROWS", (1, 4)),
-    (key_limits, "KEYS_KEPT", (1,)),
+    (key_limit, "KEYS_KEPT", (1,)),
 )
 LABELS = ("customer", "region")
 

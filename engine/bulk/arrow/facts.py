@@ -347,9 +347,9 @@ class Facts:
 
         def take(key: bytes, value: bytes) -> _Row:
             at = ks.decode_index_key(decode_moved(value).key)
-            if at.task_id != key[2:]:
+            if at.task_id != key[ks.ROW_ID]:
                 raise RecordCorruptError("moved row: names the key of another task")
-            return key[2:], {
+            return key[ks.ROW_ID], {
                 "tenant_queue": self.tenant_queues.number(at.queue, at.tenant),
                 "kind": at.kind[0],
                 "priority": at.priority,
@@ -364,7 +364,7 @@ class Facts:
 
         def take(key: bytes, value: bytes) -> _Row:
             decode_attempts(value)
-            return key[2:], {}
+            return key[ks.ROW_ID], {}
 
         return self._plain(ks.ATTEMPTS, ks.ATTEMPTS_END, take)
 
@@ -374,7 +374,7 @@ class Facts:
         def take(key: bytes, value: bytes) -> _Row:
             row = decode_body(value)
             place = _place_of(row.file, row.offset, row.size) if row.size else 0
-            return key[2:], {
+            return key[ks.ROW_ID], {
                 "place": np.uint64(place),
                 "record": np.uint64(_hash_of(row.record_id)),
             }

@@ -14,9 +14,14 @@ from ....errors import RecordCorruptError
 from ...records import keyspace as ks
 from ...records.workflow import (
     EDGES,
+    FLOW_ID,
     JOIN,
     NO_ID,
+    OUTBOX_JOIN,
+    OUTBOX_SOURCE,
     PART,
+    PART_JOIN,
+    PART_NUMBER,
     TARGET_ROLE,
     decode_edges,
     decode_join,
@@ -88,32 +93,32 @@ def read_flows(facts: Facts) -> FlowFacts:
             routed["w/"].append(flow_slot_id(key, value))
             if key.startswith(JOIN):
                 join = decode_join(value)
-                joins.append(key[4:])
+                joins.append(key[FLOW_ID])
                 targets.append(join.target)
                 numbers = join.parts, join.ended, join.failed
                 head = join.state, join.on_failure, join.flags, join.workflow != NO_ID
                 records.append((*head, *numbers))
             elif key.startswith(PART):
-                part, number = decode_part(value), int.from_bytes(key[-4:], "big")
+                part, number = decode_part(value), int.from_bytes(key[PART_NUMBER], "big")
                 sources.append(part.source)
-                joins_of.append(key[4:20])
-                pairs.append(_pair(part.source, number, key[4:20]))
+                joins_of.append(key[PART_JOIN])
+                pairs.append(_pair(part.source, number, key[PART_JOIN]))
                 ends.append((part.status, number))
             elif key.startswith(EDGES):
-                edged.append(key[4:])
+                edged.append(key[FLOW_ID])
                 for edge in decode_edges(value):
                     if edge.role == TARGET_ROLE:
-                        targets_of.append(key[4:])
+                        targets_of.append(key[FLOW_ID])
                         target_joins.append(edge.join)
                     else:
-                        part_edges.append(_pair(key[4:], edge.number, edge.join))
+                        part_edges.append(_pair(key[FLOW_ID], edge.number, edge.join))
     sent: list[bytes] = []
     joins_of_sent: list[bytes] = []
     pairs_of_sent: list[bytes] = []
     lines: list[bytes] = []
     for rows in facts.sound_rows(ks.OUTBOX, ks.OUTBOX_END):
         for key, value in rows:
-            source, named = key[2:18], key[18:]
+            source, named = key[OUTBOX_SOURCE], key[OUTBOX_JOIN]
             routed["u/"].append(source)
             sent.append(source)
             joins_of_sent.append(named)

@@ -82,7 +82,7 @@ class TaskPage(FacePage):
 
     def _beside(self, family: bytes) -> list[tuple[int, bytes, bytes]]:
         """Rows of another family of the same ids: place on the page, key and value."""
-        first, last = self.keys[0][2:], self.keys[-1][2:]
+        first, last = self.keys[0][ks.ROW_ID], self.keys[-1][ks.ROW_ID]
         found = [
             row
             for batch in self.reader.batches(family + first, family + last + b"\0")
@@ -90,8 +90,8 @@ class TaskPage(FacePage):
         ]
         if not found:
             return []
-        places = {key[2:]: place for place, key in enumerate(self.keys)}
-        rows = ((places.get(key[2:]), key, value) for key, value in found)
+        places = {key[ks.ROW_ID]: place for place, key in enumerate(self.keys)}
+        rows = ((places.get(key[ks.ROW_ID]), key, value) for key, value in found)
         return [(place, key, value) for place, key, value in rows if place is not None]
 
     @cached_property
@@ -237,7 +237,7 @@ class TaskPage(FacePage):
         """A payload out of a body file; None if it is known to be lost."""
         if self.bodies is None:
             raise UsageError("payloads lie in body files: give a reader of them (bodies=…)")
-        raw = self.reader.get(ks.BODY + key[2:])
+        raw = self.reader.get(ks.BODY + key[ks.ROW_ID])
         if raw is None:
             raise self.strange(key, "no row says where its payload lies")
         row = decode_body(raw)

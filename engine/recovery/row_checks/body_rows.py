@@ -83,7 +83,7 @@ def strange_bodies(walk: Walk) -> Iterator[list[BodyFinding]]:
     """Findings, page by page. Rows that cannot be read are no finding."""
     for rows in walk.pages(ks.BODY, ks.BODY_END):
         yield [
-            (what, key[2:])
+            (what, key[ks.ROW_ID])
             for key, raw in rows
             if (what := _wrong_with(walk, key, raw)) is not None
         ]
@@ -97,12 +97,12 @@ def _useless(key: bytes) -> str:
 
 def _wrong_with(walk: Walk, key: bytes, raw: bytes) -> str | None:
     row = attempt(decode_body, raw)
-    task, is_known = walk.read(ks.TASK + key[2:])
+    task, is_known = walk.read(ks.TASK + key[ks.ROW_ID])
     if row is None or (is_known and not has_body(task)):
         return _useless(key)
     if not is_known or not row.size:
         return None
-    twin, is_known = walk.read(ks.body_at_key(row.file, row.offset, key[2:]))
+    twin, is_known = walk.read(ks.body_at_key(row.file, row.offset, key[ks.ROW_ID]))
     is_right = attempt(decode_body_at, twin) == row.size
     return None if is_right or not is_known else "no row by place"
 
@@ -191,7 +191,7 @@ def _lost(view: StoreView, folder: BodyFolder) -> Generator[_Lost, None, None]:
     """Tasks without a row that leads to their record, whole, by those records; with that row."""
     lost: _Lost = {}
     for rows in pages(view, ks.TASK, ks.TASK_END):
-        flagged = [(key[2:], raw) for key, raw in rows if has_body(raw)]
+        flagged = [(key[ks.ROW_ID], raw) for key, raw in rows if has_body(raw)]
         found = view.multi_get([ks.BODY + task_id for task_id, _ in flagged])
         fit: list[tuple[bytes, BodyRow]] = []
         for (task_id, raw), at in zip(flagged, found, strict=True):
@@ -217,13 +217,13 @@ def mend_bodies(view: StoreView) -> Generator[list[Op], None, None]:
     """Operations that mend the rows, page by page: useless ones go, a missing twin comes."""
     for rows in pages(view, ks.BODY, ks.BODY_END):
         ops: list[Op] = []
-        tasks = view.multi_get([ks.TASK + key[2:] for key, _ in rows])
+        tasks = view.multi_get([ks.TASK + key[ks.ROW_ID] for key, _ in rows])
         for (key, raw), task in zip(rows, tasks, strict=True):
             row = attempt(decode_body, raw)
             if row is None or not has_body(task):
                 ops.append((key, None))
                 continue
-            twin = ks.body_at_key(row.file, row.offset, key[2:])
+            twin = ks.body_at_key(row.file, row.offset, key[ks.ROW_ID])
             if row.size and attempt(decode_body_at, view.get(twin)) != row.size:
                 ops.append((twin, encode_body_at(row.size, is_lost=row.is_lost)))
         yield ops

@@ -31,6 +31,8 @@ from ...records.workflow import (
     MEMBER_RESULT,
     MEMBER_ROW,
     NO_ID,
+    OUTBOX_JOIN,
+    OUTBOX_SOURCE,
     PART,
     SEALED,
     WAITS,
@@ -92,7 +94,11 @@ def mend_joins(view: StoreView) -> Generator[list[Op], None, None]:
     for rows in pages(view, EDGES, EDGES + _END):
         yield [op for key, _ in rows for op in _mend_flags(view, key[len(EDGES) :])]
     for rows in pages(view, ks.OUTBOX, ks.OUTBOX_END):
-        yield [(key, None) for key, raw in rows if _is_lost(view, key[2:18], key[18:], raw)]
+        yield [
+            (key, None)
+            for key, raw in rows
+            if _is_lost(view, key[OUTBOX_SOURCE], key[OUTBOX_JOIN], raw)
+        ]
 
 
 def _mend_flags(view: StoreView, task_id: bytes) -> list[Op]:

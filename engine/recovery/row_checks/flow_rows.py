@@ -28,6 +28,7 @@ from ...records.task import decode_task
 from ...records.workflow import (
     CANCELLED_FLAG,
     EDGES,
+    FLOW_ID,
     HELD_MS,
     JOIN,
     MEMBER_LEASE,
@@ -35,7 +36,10 @@ from ...records.workflow import (
     MEMBER_ROW,
     NO_ID,
     ON_FAILURE,
+    OUTBOX_JOIN,
+    OUTBOX_SOURCE,
     PART,
+    PART_NUMBER,
     TARGET_ROLE,
     WAITS,
     JoinRecord,
@@ -80,15 +84,15 @@ def strange_joins(walk: Walk) -> Generator[list[tuple[str, bytes]], None, None]:
         yield found
     for rows in walk.pages(EDGES, EDGES + _END):
         yield [
-            (what, key[len(EDGES) :])
+            (what, key[FLOW_ID])
             for key, _ in rows
-            if (what := _flags(walk, key[len(EDGES) :])) is not None
+            if (what := _flags(walk, key[FLOW_ID])) is not None
         ]
     for rows in walk.pages(ks.OUTBOX, ks.OUTBOX_END):
         yield [
-            (what, key[2:18])
+            (what, key[OUTBOX_SOURCE])
             for key, raw in rows
-            if (what := _sent(walk, key[2:18], key[18:], raw)) is not None
+            if (what := _sent(walk, key[OUTBOX_SOURCE], key[OUTBOX_JOIN], raw)) is not None
         ]
 
 
@@ -165,7 +169,7 @@ def _join(
             parts += 1
             ended += part.status != 0
             failed += part.status > 1
-            number = int.from_bytes(key[-4:], "big")
+            number = int.from_bytes(key[PART_NUMBER], "big")
             what = _part(walk, join, number, part, record)
             if what is not None:
                 found.append((what, part.source))

@@ -17,9 +17,9 @@ scan it begins another, into a second array; the first goes on answering until t
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
-from ....engine.records.keyspace import GHOST, GHOST_END
+from ....engine.records.keyspace import FAMILY_BYTES, GHOST, GHOST_END
 from ....engine.store.port import Rows
 from ....errors import LodeqError
 
@@ -28,6 +28,7 @@ __all__ = ["FILTER_BYTES", "DedupFilter", "Scanned"]
 FILTER_BYTES = 8 << 20  # of all shards together; twice that while one is built anew
 PAGE_ROWS = 128
 PAGES = 24  # scanned in one step
+_BITS_END: Final = FAMILY_BYTES + 4  # the bits of an entry: the first bytes of its hash
 
 
 class Scanned(Protocol):
@@ -134,7 +135,7 @@ class DedupFilter:
         bits = self.bits if self.next_bits is None else self.next_bits
         more = 0
         for key in keys:
-            at = int.from_bytes(key[2:6], "little") & mask
+            at = int.from_bytes(key[FAMILY_BYTES:_BITS_END], "little") & mask
             byte, bit = at >> 3, 1 << (at & 7)
             if not bits[byte] & bit:
                 bits[byte] |= bit

@@ -22,11 +22,13 @@ ROW_BYTES: Final = 512  # about what a row costs without its record
 # (delayed key, id, priority, attempts so far, flags, expires_ms, record bytes, task record or None,
 # value of the ready row it becomes). The key in front makes rows sortable.
 DelayedRow: TypeAlias = tuple[bytes, bytes, int, int, int, int, int, bytes | None, bytes]
+SIZE: Final = 6  # where the bytes of its record stand in a row
+RECORD: Final = 7  # where the record stands, if it is in memory
 
 
 def held_bytes_of(row: DelayedRow) -> int:
     """How much of the engine's bound on bytes in memory a row takes."""
-    return ROW_BYTES if row[7] is None else ROW_BYTES + row[6]
+    return ROW_BYTES if row[RECORD] is None else ROW_BYTES + row[SIZE]
 
 
 class DelayedCache:

@@ -25,7 +25,16 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final, TypeAlias
 
-__all__ = ["READY_ROWS", "RECORD", "SIZE", "ReadyCache", "Row", "RowFacts"]
+__all__ = [
+    "EXPIRES_MS",
+    "READY_ROWS",
+    "RECORD",
+    "SIZE",
+    "TASK_ID",
+    "ReadyCache",
+    "Row",
+    "RowFacts",
+]
 
 READY_ROWS = 1024
 GROWN_ROWS_MAX: Final = 1 << 16
@@ -36,6 +45,8 @@ AHEAD_ROWS_MAX: Final = READY_ROWS // 2
 # A tuple, not a class: it is built once per enqueue, and the key in front makes rows sortable. The
 # id is plain bytes: the garbage collector walks over tuples that hold a ``TaskId``, each time.
 Row: TypeAlias = tuple[bytes, bytes, int, int, int, int, bytes | None]
+TASK_ID: Final = 1  # where the id stands in a row
+EXPIRES_MS: Final = 4  # where the end of its TTL stands; 0: none
 SIZE: Final = 5  # where the bytes of its record stand in a row
 RECORD: Final = 6  # where the record stands, if it is in memory
 RowFacts: TypeAlias = tuple[int, int, int, int]  # what its index row says of it
@@ -142,7 +153,8 @@ class ReadyCache:
             row = rows.popleft()
             if record is not None:
                 held += row[SIZE]
-                row = (row[0], row[1], row[2], row[3], row[4], row[5], record)
+                key, task_id, attempts, flags, expires_ms, size, _ = row
+                row = (key, task_id, attempts, flags, expires_ms, size, record)
             filled.append(row)
         rows.extendleft(reversed(filled))
         self.ahead_rows = min(4 * self.ahead_rows, AHEAD_ROWS_MAX)
@@ -155,7 +167,8 @@ class ReadyCache:
         for row in islice(self.rows, kept, None):
             if row[RECORD] is not None:
                 freed += row[SIZE]
-                row = (row[0], row[1], row[2], row[3], row[4], row[5], None)
+                key, task_id, attempts, flags, expires_ms, size, _ = row
+                row = (key, task_id, attempts, flags, expires_ms, size, None)
             rows.append(row)
         self.rows = rows
         return freed

@@ -25,6 +25,7 @@ from ....engine.records.keyspace import (
     MOVED,
     MOVED_END,
     READY,
+    ROW_ID,
     TASK,
     TASK_END,
     decode_index_key,
@@ -142,7 +143,7 @@ class HiddenRows:
             size += len(raw)
             if is_task:
                 task = attempt(decode_task, raw)
-                key = first_key(row_key[2:], task) if task is not None else b""
+                key = first_key(row_key[ROW_ID], task) if task is not None else b""
             else:
                 moved = attempt(decode_moved, raw)
                 key = moved.key if moved is not None else b""

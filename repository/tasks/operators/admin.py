@@ -59,12 +59,12 @@ from ...state.rows.dedup_entries import is_old_entry
 from ...state.rows.task_location import (
     TaskLocation,
     drop_result,
-    is_alive,
     read_task,
     task_location,
 )
 from ...state.shard_scope import is_meant, shard_queues_meant
 from ...state.turns import Batches, Turns
+from ..enqueue import ghost_owner
 from ..task_end import end_task, finish
 
 Renew = Callable[[TaskRecord], bytes]  # the policy of a task that is redriven
@@ -360,11 +360,7 @@ def _holder(
     held = decode_ghost(raw)
     if held.task_id == task_id:
         return None
-    try:  # as an enqueue sees it
-        is_held = held.expires_ms > now_ms or is_alive(state, shard, held.task_id)
-    except CorruptionError:  # still in line: the claim that meets it will bury it
-        is_held = True
-    return held.task_id if is_held else None
+    return ghost_owner(state, shard, held, now_ms)
 
 
 def redrive_one(

@@ -16,7 +16,7 @@ from typing import Final
 from ....engine.records.attempts import AttemptRecord, Outcome, decode_attempts
 from ....engine.records.face import unpack_face
 from ....engine.records.frame import attempt
-from ....engine.records.keyspace import ATTEMPTS, RESULT, TASK, check_name
+from ....engine.records.keyspace import ATTEMPTS, RESULT, ROW_ID, TASK, check_name
 from ....engine.records.result import HAS_VALUE, ResultRecord, Status, decode_result, is_history
 from ....engine.records.result_glance import ANY_TIME, ResultGlance
 from ....engine.runtime.task_id import TaskId
@@ -247,7 +247,7 @@ class _Scan:
         if record is None:
             return None
         if self._meant.holds(record):
-            return TaskId(key[2:]), record
+            return TaskId(key[ROW_ID]), record
         if not self.has_cut_previews and self._meant.may_hold(record):
             self.has_cut_previews = self._glance.skips_cut = True
         return None

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Final, Generic, TypeVar
 
-from ....engine.records.keyspace import RESULT, RESULT_END
+from ....engine.records.keyspace import FIRST_ID, RESULT, RESULT_END
 from ....engine.store.port import Rows
 from ....errors import CorruptionError
 from ...state.engine_state import EngineState
@@ -305,7 +305,7 @@ def _key(task_id: int) -> bytes:
 
 def _id_of(key: bytes) -> int:
     """The id in a key, or the first one behind a key that is cut."""
-    return int.from_bytes(key[2:18].ljust(16, b"\0"), "big")
+    return int.from_bytes(key[FIRST_ID].ljust(16, b"\0"), "big")
 
 
 def _id_behind(resume: bytes) -> int:

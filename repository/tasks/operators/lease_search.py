@@ -28,6 +28,9 @@ from .row_search import STEP, STEP_BYTES, is_beside
 __all__ = ["LeasedPage", "leased_pages"]
 
 _PAGE: Final = 256
+# The parts of a position.
+_TIME: Final = slice(8)
+_TASK_ID: Final = slice(8, None)
 
 
 class LeasedPage(NamedTuple):
@@ -48,7 +51,7 @@ class _Granted(NamedTuple):
 
 def _time_of(position: bytes) -> int:
     """Wall microseconds of the claim."""
-    return int.from_bytes(position[:8], "big")
+    return int.from_bytes(position[_TIME], "big")
 
 
 async def leased_pages(
@@ -85,12 +88,12 @@ def _granted(state: EngineState, keys: Sequence[bytes]) -> list[_Granted]:
     """Those of the leases that there are still."""
     out = []
     for key in keys:
-        lease = state.leases.get(key[8:])
+        lease = state.leases.get(key[_TASK_ID])
         if lease is not None:
             if lease.is_live and lease.leased_us == _time_of(key):
                 out.append(_Granted(key, lease.shard_queue.shard, lease))
             continue
-        shard = state.shard_of(key[8:])
+        shard = state.shard_of(key[_TASK_ID])
         if shard.coalescer.is_following and not shard.is_stub:  # gone since the run was made
             out.append(_Granted(key, shard, None))
     return out

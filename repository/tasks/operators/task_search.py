@@ -19,7 +19,15 @@ from heapq import merge
 from typing import Final
 
 from ....engine.records.frame import attempt
-from ....engine.records.keyspace import DEAD, DELAYED, ID_AT, READY, SEQ_AT, prefix_end
+from ....engine.records.keyspace import (
+    DEAD,
+    DELAYED,
+    ID_AT,
+    READY,
+    ROW_ID,
+    SEQ_AT,
+    prefix_end,
+)
 from ....engine.records.result import decode_result
 from ....engine.records.result_glance import ANY_TIME, ResultGlance
 from ....engine.records.rows import IndexRow, decode_index_row
@@ -449,7 +457,7 @@ class TaskSearch:
         record = attempt(decode_result, raw)
         if record is None:
             return None
-        task = finished_task(key[2:], record, b"\0" + key[2:])
+        task = finished_task(key[ROW_ID], record, b"\0" + key[ROW_ID])
         if task.finished_at is not None and task.finished_at <= self._now and self._means(task):
             return task
         self._glance.skips_cut = self.has_cut_previews
