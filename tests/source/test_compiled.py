@@ -9,6 +9,7 @@ import setuptools
 from support_sources import ROOT, nodes_of
 
 import lodeq
+from lodeq.engine.records import keyspace, workflow
 from lodeq.engine.runtime import ids
 from lodeq.repository.model import encoded_tasks
 from lodeq.repository.state import lease_state
@@ -39,6 +40,24 @@ def test_no_coroutine_or_generator_is_compiled(compiled):
         if isinstance(node, SUSPENDS)
     ]
     assert found == [], "see docs/adr/20261122-compiled-modules.md"
+
+
+def test_no_slice_object_cuts_bytes_in_a_compiled_module(compiled):
+    """Compiled code takes it for a number, and raises when it runs."""
+    slices = {
+        name
+        for module in (keyspace, workflow)
+        for name, value in vars(module).items()
+        if isinstance(value, slice)
+    }
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.id}"
+        for path in compiled
+        for node in nodes_of(path)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in slices
+    ]
+    assert len(slices) > 5
+    assert found == []
 
 
 def test_which_build_this_is_is_told():
