@@ -267,6 +267,7 @@ def skipping(request: ClaimRequest, tenants: Collection[str]) -> ClaimRequest:
         limit=request.limit,
         lease_s=request.lease_s,
         worker=request.worker,
+        boosts=request.boosts,
         is_exported=request.is_exported,
         skipped=frozenset(b"" if name == "" else check_name(name, "tenant") for name in tenants),
     )
