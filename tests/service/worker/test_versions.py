@@ -201,3 +201,22 @@ async def test_a_task_whose_face_says_something_else_is_no_reason_to_leave_other
         assert handlers.elsewhere.to_skip(clock, "mail") == {"added"}
         clock.advance(60)
         assert handlers.elsewhere.to_skip(clock, "mail") == frozenset()
+
+
+async def test_a_task_that_is_left_to_others_is_stranded_as_well_if_nobody_takes_it():
+    clock, ran = ManualClock(), []
+    old, new = release(ran, is_new=False), release(ran, is_new=True)
+    async with worker(old, clock=clock) as bench, new.use(bench.engine):
+        receipt = await new.function("mail", "added").enqueue(1)
+        async with old.work() as working:
+            stranded = []
+            for _ in range(100):
+                clock.advance(10)
+                for _ in range(5):
+                    await settle(20)
+                (one,) = working.beats._report().unknown
+                assert (one.function, one.tasks) == ("added", 1)
+                stranded.append(one.stranded)
+            assert stranded == sorted(stranded)
+            assert stranded[70:] == [1] * 30
+        assert (await bench.engine.get(receipt.id)).attempts == 0
