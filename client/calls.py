@@ -27,6 +27,7 @@ from ..errors import (
 )
 from ..repository.model.arguments import (
     check_attempts,
+    check_functions,
     check_limit,
     check_progress,
     check_redrive_policy,
@@ -149,6 +150,7 @@ class Session:
         self.takes_progress: bool = doc.get("takes_progress", False)  # and cancels all of a queue
         self.takes_dependencies: bool = doc.get("takes_dependencies", False)  # ``NewTask.after``
         self.takes_dead_claims: bool = doc.get("takes_dead_claims", False)
+        self.skips_functions: bool = doc.get("skips_functions", False)
         self.stream_bytes_max: int = doc.get("stream_bytes_max", 0)  # 0: it takes no streams
         self.lists_oldest_first: bool = doc.get("lists_oldest_first", False)
         self.codecs: dict[str, Codec] = {}
@@ -375,6 +377,7 @@ def claim(
     skip_tenants: Collection[str] = (),
     claim_id: bytes | None = None,
     dead: bool = False,
+    skip_functions: Collection[str] = (),
 ) -> Call:
     """Poll once for leases.
 
@@ -388,6 +391,7 @@ def claim(
         skip_tenants: tenants that are passed over.
         claim_id: 16 random bytes that ``cancel_claim`` names; an older server is sent none.
         dead: of the dead letters of one queue and tenant; an older server is asked for none.
+        skip_functions: functions whose tasks are left to others; an older server is told of none.
     """
     check_limit(limit)
     name = check_worker(worker).decode()  # as the engine would keep it
@@ -411,6 +415,10 @@ def claim(
         if isinstance(skip_tenants, str):
             raise UsageError("skip_tenants must be a collection of names, not one name")
         doc["skip_tenants"] = list(skip_tenants)
+    if skip_functions:
+        check_functions(skip_functions)
+        if session.skips_functions:
+            doc["skip_functions"] = list(skip_functions)
     if claim_id is not None and session.takes_claim_ids:
         doc["claim_id"] = claim_id
     if dead is not False:

@@ -117,6 +117,7 @@ class RemoteRequests:
         worker: str,
         skip_tenants: Collection[str] = (),
         dead: bool = False,
+        skip_functions: Collection[str] = (),
     ) -> list[RemoteLease]:
         """Claim by one poll after another, until there is something or the wait is over.
 
@@ -128,13 +129,15 @@ class RemoteRequests:
             worker: who claims, in at most 256 bytes.
             skip_tenants: tenants that are passed over.
             dead: of the dead letters, of one queue and tenant.
+            skip_functions: functions whose tasks are left to others where that can be.
         """
         left_s = 0.0 if wait == 0 else duration_s(wait, "wait")
         give_up = _mono() + left_s
         codecs = self.session.codecs
-        fast = self.fast
+        is_plain = len(queues) == 1 and not skip_tenants and not skip_functions and dead is False
+        fast = self.fast if is_plain else None
         while True:
-            if fast is not None and len(queues) == 1 and not skip_tenants and dead is False:
+            if fast is not None:
                 granted = await self._claim_fast(fast, queues[0], limit, lease, left_s, worker)
                 if granted is not None:
                     left_s = give_up - _mono()
@@ -152,6 +155,7 @@ class RemoteRequests:
                 skip_tenants=skip_tenants,
                 claim_id=claim_id,
                 dead=dead,
+                skip_functions=skip_functions,
             )
             doc = await self._claims.send(call, claim_id)
             left_s = give_up - _mono()

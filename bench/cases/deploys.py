@@ -1,4 +1,8 @@
-"""Workers that are replaced under load: three processes on one served store."""
+"""Workers that are replaced under load: three processes on one served store.
+
+A second deploy changes functions as well: a quarter of the tasks is for one that only the new
+workers know, or only the old ones do, as where producers are deployed before the workers, or after.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from asyncio.subprocess import DEVNULL, Process
 from pathlib import Path
 
 from cases.served import RUN, serving
-from results import Bench, Goal, Result
+from results import Bench, Goal, Result, percentiles
 
 import lodeq
 
@@ -20,6 +24,8 @@ BURST = 55  # … so many at once
 WORKERS = 3
 RATE = Goal("median", least=1_000)
 IN_TIME_S = 60.0
+OWN_EVERY = 4  # of so many tasks one is for a function of one version alone
+PRODUCERS_FIRST, WORKERS_FIRST = "producers first", "workers first"
 
 
 class Load:
@@ -54,8 +60,11 @@ class Load:
         return found
 
 
-async def work(url: str, name: str) -> Process:
-    """``lodeq worker`` in a process of its own."""
+async def work(url: str, name: str, version: str = "") -> Process:
+    """``lodeq worker`` in a process of its own; with a version it has a function of that name."""
+    env = {**os.environ, "LODEQ_STORE": url, "LODEQ_NAME": name}
+    if version:
+        env["LODEQ_VERSION"] = version
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -64,8 +73,9 @@ async def work(url: str, name: str) -> Process:
         "--quiet",
         "deploy_app:app",
         cwd=Path(__file__).parent,
-        env={**os.environ, "LODEQ_STORE": url, "LODEQ_NAME": name},
+        env=env,
         stdout=DEVNULL,
+        stderr=DEVNULL if version else None,  # each function that is not known is logged
     )
 
 
@@ -112,6 +122,101 @@ async def drill(path: Path, n: int) -> tuple[float, float, dict[str, float]]:
                 await worker.wait()
 
 
+class Mixed:
+    """Offers tasks for functions by name, at a pace, until told otherwise.
+
+    Args:
+        client: of the store.
+        own: the function that one version alone has.
+    """
+
+    def __init__(self, client: lodeq.Engine, own: str) -> None:
+        self._queue = client.queue("work")
+        self._names = ("work",) * (OWN_EVERY - 1) + (own,)
+        self.receipts: dict[str, list[lodeq.Receipt]] = {"work": [], own: []}
+        self.has_own = True
+
+    async def offer(self) -> None:
+        """Offer until cancelled; without tasks of its own once ``has_own`` is false."""
+        started, n = time.perf_counter(), 0
+        while True:
+            names = [self._names[i % OWN_EVERY] if self.has_own else "work" for i in range(BURST)]
+            tasks = [
+                lodeq.NewTask({"n": n + i}, headers={"lodeq.task": name}, function=name)
+                for i, name in enumerate(names)
+            ]
+            for name, receipt in zip(names, await self._queue.enqueue_many(tasks), strict=True):
+                self.receipts[name].append(receipt)
+            n += BURST
+            await asyncio.sleep(max(0.0, started + n / PACE - time.perf_counter()))
+
+
+async def are_up(client: lodeq.Engine, names: set[str]) -> None:
+    """Wait until those workers have reported themselves."""
+    async with asyncio.timeout(IN_TIME_S):
+        while not names <= {one.name for one in await client.workers()}:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def changed(path: Path, order: str, pause_s: float) -> tuple[dict[str, list[float]], float]:
+    """Replace all workers by others that have another function.
+
+    Returns delays in milliseconds of tasks that all versions know, and of the others, and how often
+    a task was claimed by a worker that does not know its function, for each of the others. A delay
+    is from the enqueue to the claim by who ran it; where nobody knew the function yet, it counts
+    from the moment when somebody did.
+    """
+    own = "new" if order == PRODUCERS_FIRST else "old"
+    async with serving(path) as url, lodeq.connect(url) as client:
+        old = [await work(url, f"old{i}", "old") for i in range(WORKERS)]
+        workers, known_at = list(old), 0.0
+        try:
+            await are_up(client, {f"old{i}" for i in range(WORKERS)})
+            load = Mixed(client, own)
+            offering = asyncio.create_task(load.offer())
+            for i, worker in enumerate(old):
+                await asyncio.sleep(pause_s)
+                workers.append(await work(url, f"new{i}", "new"))
+                await are_up(client, {f"new{i}"})
+                known_at = known_at or time.time()
+                if worker is old[-1] and order == WORKERS_FIRST:
+                    load.has_own = False  # its producers are deployed; the last one works them off
+                    await _all_done(client, load.receipts[own])
+                worker.send_signal(signal.SIGTERM)
+                await worker.wait()
+            await asyncio.sleep(pause_s)
+            offering.cancel()
+            await asyncio.wait([offering])
+            delays: dict[str, list[float]] = {}
+            for name, receipts in load.receipts.items():
+                await _all_done(client, receipts)
+                least = known_at if name == "new" else 0.0
+                delays[name] = [await _delay_ms(client, one, least) for one in receipts]
+            stats = await client.stats()
+            draws = (stats.claimed_total - stats.completed_total) / max(1, len(delays[own]))
+            return {"both": delays["work"], "one": delays[own]}, draws
+        finally:
+            for worker in workers:
+                if worker.returncode is None:
+                    worker.kill()
+                await worker.wait()
+
+
+async def _all_done(client: lodeq.Engine, receipts: list[lodeq.Receipt]) -> None:
+    async with asyncio.timeout(IN_TIME_S):
+        for receipt in receipts:
+            while await client.result(receipt.id, wait=5.0) is None:
+                pass
+
+
+async def _delay_ms(client: lodeq.Engine, receipt: lodeq.Receipt, least: float) -> float:
+    result = await client.result(receipt.id)
+    if result is None or result.status != "completed" or result.leased_at is None:
+        raise RuntimeError(f"task {receipt.id}: {result}")
+    since = max(least, result.enqueued_at.timestamp())
+    return 1e3 * max(0.0, result.leased_at.timestamp() - since)
+
+
 async def deploys(bench: Bench) -> None:
     """Tasks a second while workers are replaced one by one, beside a quiet minute."""
     n = max(10 * BURST, int(22_000 * bench.scale))
@@ -128,3 +233,28 @@ async def deploys(bench: Bench) -> None:
             more={"again_after_a_kill": max(one[2]["again_after_a_kill"] for one in runs)},
         )
     )
+    pause_s = max(0.3, 5.0 * bench.scale)
+    for order in (PRODUCERS_FIRST, WORKERS_FIRST):
+        p99: dict[str, list[float]] = {"both": [], "one": []}
+        draws, worst, every = [], 0.0, []
+        for i in range(min(3, bench.repeats)):
+            delays, drawn = await changed(
+                bench.folder / order.replace(" ", "-") / str(i), order, pause_s
+            )
+            for kind, found in delays.items():
+                p99[kind].append(percentiles(found)["p99"])
+            draws.append(drawn)
+            worst = max(worst, *delays["one"])
+            every += delays["one"]
+        bench.add(
+            Result(
+                "delay of tasks that one version knows",
+                {"order": order, "workers": WORKERS, "offered": PACE},
+                "ms (p99)",
+                p99["one"],
+                "of tasks that both know",
+                p99["both"],
+                latency_us=percentiles(1e3 * one for one in every),
+                more={"max_ms": round(worst), "vain_claims_a_task": round(max(draws), 2)},
+            )
+        )

@@ -220,6 +220,7 @@ class SyncRemoteQueue:
         exported: bool = False,
         skip_tenants: Collection[str] = (),
         dead: bool = False,
+        skip_functions: Collection[str] = (),
     ) -> Leases:
         """See ``Queue.claim``, also for Durability and Cancellation.
 
@@ -231,6 +232,8 @@ class SyncRemoteQueue:
             exported: changes nothing: leases of a served store always outlive the server.
             skip_tenants: with ALL_TENANTS, tenants that get nothing this time.
             dead: take dead letters instead, the oldest first, 256 at most.
+            skip_functions: with ALL_TENANTS, functions whose tasks are left to others where that
+                can be; an older server, and a cluster, leaves none.
         """
         return self._engine.claim_from(
             [self._template],
@@ -240,6 +243,7 @@ class SyncRemoteQueue:
             worker=worker,
             skip_tenants=skip_tenants,
             dead=dead,
+            skip_functions=skip_functions,
         )
 
     def claim_one(

@@ -35,9 +35,11 @@ async def claim(nodes: Nodes, call: Call) -> Any:
     Raises:
         LodeqError: what a leader refused, if nothing was claimed; or that none answers.
     """
+    # A look at several leaders tells of any task, and an older node knows no such member.
+    given = {name: value for name, value in call.doc.items() if name != "skip_functions"}
 
     async def take(node: str, limit: int, wait_s: float) -> list[Any]:
-        doc = {**call.doc, "wait": wait_s, "limit": limit}
+        doc = {**given, "wait": wait_s, "limit": limit}
         try:
             answer = await nodes.ask(node, call._replace(doc=doc, wait_s=wait_s))
         except UnreachableError:

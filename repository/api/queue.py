@@ -427,6 +427,7 @@ class Queue:
         exported: bool = False,
         skip_tenants: Collection[str] = (),
         dead: bool = False,
+        skip_functions: Collection[str] = (),
     ) -> list[Lease]:
         """Take up to ``limit`` ready tasks under leases; an empty list if there are none.
 
@@ -440,6 +441,10 @@ class Queue:
             skip_tenants: with ALL_TENANTS, tenants that get nothing this time.
             dead: take dead letters instead, the oldest first, 256 at most in one call, of one
                 tenant; also of a paused queue, and beyond its limits.
+            skip_functions: with ALL_TENANTS, functions whose tasks are left to others where that
+                can be, 256 names at most: of the first 64 tasks in line that have been there for
+                less than a minute; none where all are for such functions and more lie behind them,
+                and none of a queue with a rate, a concurrency or ``boost_after``.
 
         Raises:
             UsageError: the call is wrong. StoragePoisonedError: no healthy shard is left.
@@ -453,7 +458,8 @@ class Queue:
         if dead is not False:
             if dead is not True:
                 raise UsageError(f"dead must be True or False, not {dead!r}")
-            return await self._claim_dead(limit, lease, wait, worker, exported, skip_tenants)
+            skipped = [*skip_tenants, *skip_functions]
+            return await self._claim_dead(limit, lease, wait, worker, exported, skipped)
         last = self._last_call
         if (  # the same objects as in the last call: a worker's loop
             limit is last[0]
@@ -462,13 +468,15 @@ class Queue:
             and worker is last[3]
             and exported is last[4]
             and not skip_tenants
+            and not skip_functions
         ):
             request, wait_s = last[5], last[6]
         else:
             wait_s = 0.0 if wait == 0 else duration_s(wait, "wait")
             request = self._request(limit, lease, worker, exported)
-            if skip_tenants:
-                return await claim(state, skipping(request, skip_tenants), wait_s)
+            if skip_tenants or skip_functions:
+                request = skipping(request, skip_tenants, skip_functions)
+                return await claim(state, request, wait_s)
             self._last_call = (limit, lease, wait, worker, exported, request, wait_s)
         if request.is_plain:
             submitted = submit_claim(state, request)
@@ -504,12 +512,12 @@ class Queue:
         wait: Duration,
         worker: str,
         exported: bool,
-        skip_tenants: Collection[str],
+        skipped: Collection[str],
     ) -> list[Lease]:
-        if self._is_everybodys or skip_tenants:
+        if self._is_everybodys or skipped:
             raise UsageError(
                 "dead=True claims the dead letters of one tenant: name it in engine.queue(…, "
-                "tenant=…); ALL_TENANTS and skip_tenants are for ready tasks"
+                "tenant=…); ALL_TENANTS, skip_tenants and skip_functions are for ready tasks"
             )
         request = self._request(limit, lease, worker, exported)
         return await claim_dead(self._state, request, duration_s(wait, "wait"))

@@ -5,7 +5,7 @@ Each returns the argument in the form the engine works with, or raises ``UsageEr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from operator import itemgetter
 from typing import Any, Final, SupportsFloat, cast
@@ -31,11 +31,13 @@ __all__ = [
     "LEASE_S_MAX",
     "LIMIT_MAX",
     "OLDER_THAN_S_MIN",
+    "SKIPPED_FUNCTIONS_MAX",
     "SNAPSHOT_S",
     "TIME_MS_MAX",
     "age_s",
     "check_after",
     "check_attempts",
+    "check_functions",
     "check_limit",
     "check_on_conflict",
     "check_on_failure",
@@ -61,6 +63,7 @@ __all__ = [
 TIME_MS_MAX: Final = (1 << 47) - 1  # in the year 6429: every time that is kept can be shown
 LEASE_S_MAX: Final = 4_294_967  # the lease record has 32 bits for the milliseconds
 LIMIT_MAX: Final = 4096
+SKIPPED_FUNCTIONS_MAX: Final = 256  # names in one claim
 ROUNDING: Final = 1e-6
 SNAPSHOT_S: Final = 3600.0  # how long a snapshot is kept unless asked otherwise
 OLDER_THAN_S_MIN: Final = 3600.0  # a stager writes a file far more often
@@ -272,3 +275,15 @@ def check_after(task: NewTask) -> list[TaskId]:
             "waits for any number"
         )
     return ids
+
+
+def check_functions(names: Collection[str]) -> frozenset[bytes]:
+    """Check what a claim gives as ``skip_functions``, and return it encoded."""
+    if isinstance(names, str):
+        raise UsageError("skip_functions must be a collection of names, not one name")
+    if len(names) > SKIPPED_FUNCTIONS_MAX:
+        raise UsageError(f"skip_functions has {len(names)} names; {SKIPPED_FUNCTIONS_MAX} at most")
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"skip_functions: {name!r} is no name of a function")
+    return frozenset(name.encode("utf-8", "replace") for name in names)

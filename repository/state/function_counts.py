@@ -23,6 +23,7 @@ __all__ = [
     "FunctionCounts",
     "FunctionRuns",
     "FunctionTally",
+    "function_in",
 ]
 
 FUNCTIONS_MAX: Final = 200
@@ -38,6 +39,17 @@ RUN_BOUNDS_US: Final = (
     *(SHORT_US, 50_000, 100_000, 500_000, 1_000_000, 5_000_000, 10_000_000, 30_000_000),
     *(60_000_000, 300_000_000, 3_600_000_000),
 )
+
+
+def function_in(face: bytes) -> bytes:
+    """The function of a packed face; empty: it has none."""
+    # It begins with its function: msgpack of a list of three, then text.
+    if len(face) < SHORTEST:
+        return b""
+    kind = face[1]
+    if kind < STR_8:
+        return face[2 : 2 + (kind & 31)]
+    return face[3 : 3 + face[2]] if kind == STR_8 else face[4:NAME_END]
 
 
 class FunctionRuns(NamedTuple):
@@ -102,14 +114,7 @@ class FunctionCounts:
 
     def of(self, queue: bytes, face: bytes) -> FunctionTally | None:
         """The tally of the function in a packed face; None: it has none."""
-        # A packed face begins with its function: msgpack of a list of three, then text.
-        if len(face) < SHORTEST:
-            return None
-        kind = face[1]
-        if kind < STR_8:
-            name = face[2 : 2 + (kind & 31)]
-        else:
-            name = face[3 : 3 + face[2]] if kind == STR_8 else face[4:NAME_END]
+        name = function_in(face)
         runs = self._apart.get((queue, name))
         if runs is None:
             if not name:

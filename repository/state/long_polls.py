@@ -9,9 +9,9 @@ its tasks back, which makes them ready again, which serves the next one.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Final, TypeAlias
 
 from ...engine.records.keyspace import ORDER_AT
 from ...engine.runtime.clock import Clock, TimerHandle
@@ -29,7 +29,11 @@ SERVED_MAX = 1024  # tasks, or waiters, in one turn; the others are served in th
 NOTED_MAX: Final = 2048  # tenants that are noted in one turn
 SERVED_BYTES_MAX: Final = 4 << 20  # of their records: as much as one claim may read
 NO_TENANTS: Final[frozenset[bytes]] = frozenset()
+NO_FUNCTIONS: Final[frozenset[bytes]] = frozenset()
 NO_BOOSTS: Final[Mapping[TenantQueueKey, float]] = {}
+
+
+Skips: TypeAlias = tuple[frozenset[bytes], frozenset[bytes]]  # tenants, functions
 
 
 class ClaimRequest:
@@ -47,6 +51,7 @@ class ClaimRequest:
         "lease_s",
         "limit",
         "skipped",
+        "skipped_functions",
         "tenant_queue",
         "worker",
     )
@@ -61,6 +66,7 @@ class ClaimRequest:
         boosts: Mapping[TenantQueueKey, float] = NO_BOOSTS,
         is_exported: bool = False,
         skipped: frozenset[bytes] = NO_TENANTS,
+        skipped_functions: frozenset[bytes] = NO_FUNCTIONS,
         bytes_max: int = 0,
         claim_set: ClaimSet | None = None,
         is_look: bool = False,
@@ -76,14 +82,24 @@ class ClaimRequest:
         self.boosts = boosts  # seconds, for those of ``keys`` that have them
         self.is_exported = is_exported
         self.skipped = skipped  # tenants that get nothing by it; of ALL_TENANTS only
+        # Whose tasks it would rather not have (``tasks/passed_over.py``); of ALL_TENANTS only.
+        self.skipped_functions = skipped_functions
         self.bytes_max = bytes_max  # of records; 0: ``CLAIM_BYTES_MAX``
-        is_one = limit == 1 and not boosts and not is_look
+        is_one = limit == 1 and not boosts and not is_look and not skipped_functions
         self.is_plain = is_one and (len(keys) == 1 or claim_set is not None)
+
+    @property
+    def skips(self) -> Skips:
+        """What it passes over."""
+        return self.skipped, self.skipped_functions
 
     @property
     def is_set_kept(self) -> bool:
         """Whether the next tasks of its queues are known from one claim to the next."""
         return self.claim_set is not None and self.claim_set.is_kept
+
+
+NOT_VAIN: Final[Container[tuple[TenantQueueKey, Skips]]] = ()
 
 
 class LongPoll:
@@ -123,10 +139,8 @@ class LongPolls:
         # Who waits for one queue, or for several whose set is not kept.
         self.by_tenant_queue: dict[TenantQueueKey, OrderedDict[LongPoll, None]] = {}
         self.by_number: dict[int, LongPoll] = {}  # who waits for a kept set; it has the numbers
-        # Waiters for all tenants, a second time: by the tenants they skip.
-        self._by_skipped: dict[
-            TenantQueueKey, dict[frozenset[bytes], OrderedDict[LongPoll, None]]
-        ] = {}
+        # Waiters for all tenants, a second time: by what they skip.
+        self._by_skipped: dict[TenantQueueKey, dict[Skips, OrderedDict[LongPoll, None]]] = {}
         self.ready: dict[TenantQueue, None] = {}  # to be served before the next write
         # Queues at their limit; and of every queue with one, tenant queues whose tasks somebody
         # waits for.
@@ -179,9 +193,9 @@ class LongPolls:
             here[waiter] = None
             if key[1] is None:
                 groups = self._by_skipped.setdefault(key, {})
-                group = groups.get(request.skipped)
+                group = groups.get(request.skips)
                 if group is None:
-                    group = groups[request.skipped] = OrderedDict()
+                    group = groups[request.skips] = OrderedDict()
                 group[waiter] = None
 
     def _arm(self, at: float) -> None:
@@ -257,12 +271,12 @@ class LongPolls:
 
     def _remove_skipping(self, key: TenantQueueKey, waiter: LongPoll) -> None:
         groups = self._by_skipped.get(key)
-        group = groups.get(waiter.request.skipped) if groups is not None else None
+        group = groups.get(waiter.request.skips) if groups is not None else None
         if groups is None or group is None:
             return
         group.pop(waiter, None)
         if not group:
-            del groups[waiter.request.skipped]
+            del groups[waiter.request.skips]
             if not groups:
                 del self._by_skipped[key]
 
@@ -299,18 +313,23 @@ class LongPolls:
         ready, self.ready = self.ready, {}
         left, bytes_left = SERVED_MAX, SERVED_BYTES_MAX
         tenant_queues = list(ready)
+        # Who skips functions and has found nothing: its claim has looked at all tenants.
+        vain: set[tuple[TenantQueueKey, Skips]] = set()
         for tenant_queue in tenant_queues:
             queue_state = tenant_queue.queue_state
             has_served = False
             while tenant_queue.ready and not queue_state.is_limited:
-                waiter = self._first(tenant_queue)
+                waiter = self._first(tenant_queue, vain)
                 if waiter is None:
                     break
                 if left <= 0 or bytes_left <= 0:
                     self.note(tenant_queue)
                     break
                 if not self._serve_one(waiter):
-                    break
+                    if not waiter.request.skipped_functions:
+                        break
+                    vain.add((tenant_queue.any_key, waiter.request.skips))
+                    continue
                 has_served = True
                 leases = waiter.leases
                 left -= max(1, len(leases))
@@ -410,14 +429,20 @@ class LongPolls:
                 waiter.future.set_exception(error)
             return True  # the next in line has had no wake yet
 
-    def _first(self, tenant_queue: TenantQueue) -> LongPoll | None:
+    def _first(
+        self,
+        tenant_queue: TenantQueue,
+        vain: Container[tuple[TenantQueueKey, Skips]] = NOT_VAIN,
+    ) -> LongPoll | None:
         own = self.by_tenant_queue.get(tenant_queue.key)
         first = next(iter(own)) if own else None
         groups = self._by_skipped.get(tenant_queue.any_key)
         if groups is not None:
             tenant = tenant_queue.tenant
-            for skipped, group in groups.items():
-                if tenant not in skipped:
+            for skips, group in groups.items():
+                if tenant not in skips[0] and (
+                    not skips[1] or (tenant_queue.any_key, skips) not in vain
+                ):
                     waiter = next(iter(group))
                     if first is None or waiter.number < first.number:
                         first = waiter

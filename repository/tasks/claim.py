@@ -23,17 +23,19 @@ from ...engine.records.task import decode_task
 from ...engine.runtime.event_loop import Future
 from ...engine.runtime.task_id import TaskId
 from ...errors import CorruptionError, LodeqError, UsageError
+from ..model.arguments import check_functions
 from ..state.caches.ready_cache import EXPIRES_MS, TASK_ID, Row
 from ..state.engine_state import EngineState
 from ..state.events import emit_leases
 from ..state.lease_state import LeaseState
-from ..state.long_polls import ClaimRequest, LongPoll
+from ..state.long_polls import NO_FUNCTIONS, ClaimRequest, LongPoll
 from ..state.queue_state import Shard, ShardQueue
 from ..state.rows.task_location import TaskLocation, end_at
 from . import claim_order
 from .claim_order import Picked, pick, put_back_picked, uncount
 from .key_waits import admits, set_aside
 from .lease_grant import grant, take_one
+from .passed_over import pass_over
 from .record_fetch import records_of
 from .task_end import DAMAGED, bury_row, give_back, step_behind
 
@@ -51,6 +53,8 @@ __all__ = [
 
 EXPIRED_ROUNDS_MAX = 16
 ASIDE_ROWS: Final = 128  # that one round may set aside, to find the next task whose key has room
+LOOK_ROWS: Final = 64  # that a claim looks at which skips functions
+LOOK_BYTES_MAX: Final = 512 << 10
 TURN_TASKS = 1024  # of one claim in one turn of the loop
 
 
@@ -74,10 +78,16 @@ def take(state: EngineState, request: ClaimRequest) -> tuple[list[LeaseState], d
         for shard in state.shards:  # picking counts down: not in a group that is full already
             shard.coalescer.seal_full()
         picked = pick(state, looks)
+        try:
+            records = records_of(state, picked) if picked else []
+        except BaseException:
+            put_back_picked(state, picked, request)
+            raise
+        if picked and request.skipped_functions:
+            picked, records, looks = _pass_over(state, request, looks, picked, records)
         if not picked:  # a shard that was poisoned meanwhile has failed everybody already
             return [], {s: g for s, g in groups.items() if s.coalescer.takes_writes}
         try:
-            records = records_of(state, picked)
             groups = _groups(picked)
         except BaseException:
             put_back_picked(state, picked, request)
@@ -89,6 +99,33 @@ def take(state: EngineState, request: ClaimRequest) -> tuple[list[LeaseState], d
         if state.key_limits.by_queue and request.limit < ASIDE_ROWS:
             looks = _part(request, 0, 0, ASIDE_ROWS)
     return leases, groups
+
+
+def _pass_over(
+    state: EngineState,
+    request: ClaimRequest,
+    looks: ClaimRequest,
+    picked: list[Picked],
+    records: list[bytes | None],
+) -> tuple[list[Picked], list[bytes | None], ClaimRequest]:
+    """Rows that a claim takes which skips functions, their records, and how far it has looked."""
+    most = looks.limit if state.key_limits.by_queue else request.limit
+    is_last = looks.limit >= LOOK_ROWS
+    picked, records = pass_over(state, request, picked, records, most=most, is_last=is_last)
+    if picked or is_last:
+        return picked, records, looks
+    looks = _part(request, 0, 0, LOOK_ROWS)
+    looks.bytes_max = LOOK_BYTES_MAX
+    picked = pick(state, looks)
+    try:
+        records = records_of(state, picked)
+    except BaseException:
+        put_back_picked(state, picked, request)
+        raise
+    if picked:
+        most = looks.limit if state.key_limits.by_queue else request.limit
+        picked, records = pass_over(state, request, picked, records, most=most, is_last=True)
+    return picked, records, looks
 
 
 def _deliver(
@@ -256,10 +293,13 @@ def _bury_damaged(state: EngineState, group: Group, shard_queue: ShardQueue, row
     bury_row(state, group, shard_queue, row, reason)
 
 
-def skipping(request: ClaimRequest, tenants: Collection[str]) -> ClaimRequest:
-    """The same claim, passing these tenants over."""
+def skipping(
+    request: ClaimRequest, tenants: Collection[str], functions: Collection[str] = ()
+) -> ClaimRequest:
+    """The same claim, passing over these tenants, and tasks for these functions where it can."""
+    what = "skip_functions" if functions else "skip_tenants"
     if any(tenant is not None for _, tenant in request.keys):
-        raise UsageError("skip_tenants needs a queue of ALL_TENANTS")
+        raise UsageError(f"{what} needs a queue of ALL_TENANTS")
     if isinstance(tenants, str):
         raise UsageError("skip_tenants must be a collection of names, not one name")
     return ClaimRequest(
@@ -267,8 +307,10 @@ def skipping(request: ClaimRequest, tenants: Collection[str]) -> ClaimRequest:
         limit=request.limit,
         lease_s=request.lease_s,
         worker=request.worker,
+        boosts=request.boosts,
         is_exported=request.is_exported,
         skipped=frozenset(b"" if name == "" else check_name(name, "tenant") for name in tenants),
+        skipped_functions=check_functions(functions) if functions else NO_FUNCTIONS,
     )
 
 
@@ -322,6 +364,7 @@ def _part(request: ClaimRequest, n_taken: int, bytes_taken: int, least: int = 0)
         boosts=request.boosts,
         is_exported=request.is_exported,
         skipped=request.skipped,
+        skipped_functions=request.skipped_functions,
         claim_set=request.claim_set,
         bytes_max=claim_order.CLAIM_BYTES_MAX - bytes_taken,
     )

@@ -31,7 +31,12 @@ from ...engine.records.workflow import EDGES_MAX
 from ...engine.runtime.task_id import TaskId
 from ...engine.values import BY_BYTES_MAX, LatencySummary
 from ...repository.model import ingest_report, queue_settings, reports, values
-from ...repository.model.arguments import LEASE_S_MAX, LIMIT_MAX, OLDER_THAN_S_MIN
+from ...repository.model.arguments import (
+    LEASE_S_MAX,
+    LIMIT_MAX,
+    OLDER_THAN_S_MIN,
+    SKIPPED_FUNCTIONS_MAX,
+)
 from ...repository.model.filters import ACTS, COUNT_LOOKS_MAX, FOUND_MAX, TEXT_MAX
 from ...repository.model.flows import workflows
 from ...repository.model.flows.workflows import (
@@ -446,6 +451,7 @@ class Claim(Request):
     skip_tenants: Annotated[list[Tenant], _described(maxItems=SKIPPED_MAX)] = []
     claim_id: ClaimId | UnsetType = UNSET
     dead: bool = False
+    skip_functions: Annotated[list[FunctionName], _described(maxItems=SKIPPED_FUNCTIONS_MAX)] = []
 
 
 class Ready(Request):

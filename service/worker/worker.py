@@ -115,7 +115,10 @@ class Worker:
     async def _work(self, queues: Mapping[str, tuple[Queue, Gate]]) -> None:
         if not self._stopping.is_set():  # ``stop`` may have been called before
             for queue, gate in queues.values():
-                self._claimers.append(Claimer(self._backend, queue, gate, self.name, self._start))
+                claimer = Claimer(
+                    self._backend, queue, gate, self.name, self._start, self._handlers.elsewhere
+                )
+                self._claimers.append(claimer)
         if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
             self._host = asyncio.current_task()
         try:

@@ -39,6 +39,18 @@ async def test_one_who_skips_does_not_stand_in_the_way_of_one_who_does_not(clock
         await sound(engine)
 
 
+async def test_one_who_skips_gets_the_oldest_overdue_task_in_its_turn(clock):
+    async with in_memory(clock) as engine:
+        every = engine.queue("mail", tenant=ALL_TENANTS, boost_after=5)
+        await engine.queue("mail").enqueue("oldest", priority=0)
+        await clock.advance(6)
+        for n in range(9):
+            await engine.queue("mail").enqueue(n)
+        got = [payloads(await every.claim(skip_tenants=["acme"]))[0] for _ in range(8)]
+        assert got == [*range(7), "oldest"]
+        await sound(engine)
+
+
 async def test_only_a_queue_of_all_tenants_skips(clock):
     async with in_memory(clock) as engine:
         with pytest.raises(UsageError, match="ALL_TENANTS"):

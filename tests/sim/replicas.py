@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 from sim.bodies import BodyDisk, SimBodyFiles
 from sim.replica_journal import NodeJournal
+from sim.replica_keys import ReplicaKeys
 from support_replication import whole_pairs
 
 import lodeq
@@ -83,6 +85,7 @@ class Judge:
     4. A leader that says "nothing there" leaves no task out that was acknowledged before.
     5. A task whose enqueue was refused by a node that does not lead is never there.
     6. What is claimed has the payload that was acknowledged.
+    7. Where a limit of keys holds, no leader grants what is above it (``replica_keys.py``).
     """
 
     def __init__(self) -> None:
@@ -325,9 +328,12 @@ class ClusterWorld:
     Args:
         seed: draws everything.
         is_contended: see the module; None: every fourth seed.
+        has_keys: whether a limit of keys holds from the beginning.
     """
 
-    def __init__(self, seed: int, *, is_contended: bool | None = None) -> None:
+    def __init__(
+        self, seed: int, *, is_contended: bool | None = None, has_keys: bool = False
+    ) -> None:
         self.seed = seed
         self.is_contended = seed % 4 == 3 if is_contended is None else is_contended
         self.request_s = SLOW_S + 1 if self.is_contended else 0.5
@@ -357,6 +363,8 @@ class ClusterWorld:
         self.has_journals = draw.random() < 0.5
         self.body_bytes_min = {name: draw.choice((1, 200, 1000, 1 << 30)) for name in NAMES}
         self.judge = Judge()
+        one = self.shards == 1
+        self.keys = ReplicaKeys(seed, QUEUE, has_one_shard=one) if has_keys else None
         self.checkpoints: list[tuple[tuple[int, ...], Any, list[BodyDisk]]] = []
         self.faults = 0
         self.log: MemoryLog
@@ -381,10 +389,14 @@ class ClusterWorld:
         key = f"k{draw.randrange(30)}" if draw.random() < 0.3 else None
         payload = draw.randbytes(draw.choice((10, 10, 300, 2000)))
         engine, process = node.engine, node.process
+        labels = None if self.keys is None else self.keys.labels()
         try:
             receipt = await process.ask(
                 lambda: engine.queue(QUEUE, retention=86_400, max_attempts=1000).enqueue(
-                    payload, dedup_key=key, dedup_window=86_400 if key else None
+                    payload,
+                    dedup_key=key,
+                    dedup_window=86_400 if key else None,
+                    labels=labels,
                 )
             )
         except lodeq.NotLeaderError:
@@ -393,6 +405,8 @@ class ClusterWorld:
         except (*UNSURE, *REFUSED):
             return
         self.judge.enqueued(receipt, key, payload)
+        if self.keys is not None:
+            self.judge.ready.discard(receipt.id)  # its key may be full, for all that is known
 
     async def work(self) -> None:
         draw, node, judge = self.draw, self.pick(), self.judge
@@ -404,7 +418,9 @@ class ClusterWorld:
         serial, moment = judge.claims, judge.moment
         try:
             leases = await process.ask(
-                lambda: engine.queue(QUEUE).claim(limit=draw.choice((1, 3)), lease=LEASE_S)
+                lambda: engine.queue(QUEUE).claim(
+                    limit=draw.choice((1, 3)), lease=LEASE_S, exported=self.keys is not None
+                )
             )
         except (*UNSURE, *REFUSED):
             judge.blind_until = self.clock.mono() + 3 * LEASE_S
@@ -419,6 +435,10 @@ class ClusterWorld:
                     f"rule 4: {process.name} found nothing, and there was {min(left)}"
                 )
         held = [judge.claimed(lease, moment) for lease in leases]
+        for lease in leases if self.keys is not None else ():
+            wrong = self.keys.claimed(lease, began + LEASE_S, self.clock.mono())
+            if wrong:
+                raise RuleBrokenError(f"rule 7: {process.name} has answered with {wrong}")
         await self.settle(process, held)
 
     async def settle(self, process: SimProcess, held: list[Claimed]) -> None:
@@ -440,6 +460,8 @@ class ClusterWorld:
         """One call with a lease; whether it succeeded."""
         judge, lease = self.judge, one.lease
         was_newest = judge.newest(one)
+        if self.keys is not None and name != "heartbeat":
+            self.keys.ending(lease)
         given = {"delay": 0} if name == "nack" else {}
         try:
             await process.ask(lambda: getattr(lease, name)(**given))
@@ -517,7 +539,10 @@ class ClusterWorld:
             with (
                 patch.object(dedup_filter, "FILTER_BYTES", FILTER_BYTES),
                 patch("lodeq.replication.replicator.SESSION_LOOK_S", LOOK_S),
+                nullcontext() if self.keys is None else self.keys.turned(),
             ):
+                if self.keys is not None:
+                    self.loop.on_step = self.look_at_keys
                 self.loop.run(self.main())
         finally:
             for node in self.nodes:
@@ -541,6 +566,8 @@ class ClusterWorld:
         self.nodes = [SimNode(self, name) for name in NAMES]
         for node in self.nodes:
             await node.start()
+        if self.keys is not None:
+            await self.set_keys(self.keys)
         busy = [
             asyncio.ensure_future(self.often(one, pause_s))
             for one, pause_s in (
@@ -558,6 +585,29 @@ class ClusterWorld:
         await self.heal()
         await self.drain()
         await self.compare()
+
+    async def set_keys(self, keys: ReplicaKeys) -> None:
+        """Before anything is enqueued: over a network that loses some answers."""
+        for _ in range(120):
+            for node in self.nodes:
+                if not node.is_open:
+                    await node.start()
+                    continue
+                engine = node.engine
+                try:
+                    await node.process.ask(lambda e=engine: keys.set(e))
+                except (*UNSURE, *REFUSED):
+                    continue
+                return
+            await asyncio.sleep(0.5)
+        raise RuleBrokenError("no node takes a setting")
+
+    def look_at_keys(self) -> None:
+        for node in self.nodes:
+            if node.engine is not None and node.is_open:
+                self.keys.look(node.engine)
+        if self.keys.broken:
+            raise RuleBrokenError(f"rule 7: {self.keys.broken}")
 
     async def heal(self) -> None:
         """Nothing is wrong any more."""
@@ -674,7 +724,7 @@ class ClusterWorld:
             if node.journal.is_whole and len(commits) != len(every):
                 missing = sorted(every.keys() - commits.keys())
                 raise RuleBrokenError(f"{node.name} has not had the events of {missing[:5]}")
-        if self.has_journals and not every:
+        if self.has_journals and self.judge.acknowledged and not every:
             raise RuleBrokenError("no journal has any event")
 
     def has_events(self, node: SimNode) -> bool:

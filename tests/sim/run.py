@@ -52,7 +52,7 @@ def run_seed(seed: int) -> str | None:
 def run_cluster(seed: int) -> str | None:
     """Run one seed of a cluster; what is wrong with it, or None."""
     try:
-        ClusterWorld(seed).run()
+        ClusterWorld(seed, has_keys=HAS_KEYS).run()
     except Exception as error:
         told = "".join(traceback.format_exception(error)[-12:])
         return f"{type(error).__name__}: {error}\n{told}"

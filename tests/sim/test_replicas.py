@@ -107,6 +107,29 @@ CONTENDED_BUGS = [
     ),
 ]
 
+KEY_BUGS = [
+    Bug(
+        "a new leader does not count the leases that it takes over",
+        [
+            (
+                "repository/state/limits/key_limits.py",
+                "        if limit is not None:\n            self._count(limit, lease)\n",
+                "        del limit\n",
+            )
+        ],
+    ),
+    Bug(
+        "the end of a lease lets nobody go",
+        [
+            (
+                "repository/state/limits/key_limits.py",
+                "        one = tenant_queue, key\n        self.freed[one]",
+                "        one = tenant_queue, -1\n        self.freed[one]",
+            )
+        ],
+    ),
+]
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -124,12 +147,28 @@ def test_nothing_acknowledged_is_lost_and_nothing_happens_twice():
     assert faults > 3 * SEEDS
 
 
+def test_no_leader_goes_beyond_a_limit_of_keys():
+    """The same worlds with a limit of keys: rule 7, and what waits for a key goes."""
+    checked = aside = 0
+    for seed in range(FIRST, FIRST + max(10, SEEDS // 5)):
+        world = ClusterWorld(seed, has_keys=True)
+        try:
+            world.run()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, with a limit of keys: {error!r}") from error
+        checked += world.keys.checked
+        aside += world.keys.aside
+    assert checked > 100
+    assert aside > 10
+
+
 HUNT = """
 import sys
 from sim.replicas import ClusterWorld, RuleBrokenError
 for seed in range(int(sys.argv[1])):
     try:
-        ClusterWorld(seed, is_contended=sys.argv[2] == "contended").run()
+        kind = sys.argv[2]
+        ClusterWorld(seed, is_contended=kind == "contended", has_keys=kind == "keys").run()
     except RuleBrokenError as error:  # anything else is no find
         print("seed", seed, str(error)[:200])
         break
@@ -148,6 +187,11 @@ def test_a_planted_bug_is_found(bug, tmp_path):
 @pytest.mark.parametrize("bug", CONTENDED_BUGS, ids=named)
 def test_a_planted_bug_is_found_where_leaders_change_all_the_time(bug, tmp_path):
     assert_found(bug, tmp_path, 2000, "contended")
+
+
+@pytest.mark.parametrize("bug", KEY_BUGS, ids=named)
+def test_a_planted_bug_is_found_where_keys_have_a_limit(bug, tmp_path):
+    assert_found(bug, tmp_path, 200, "keys")
 
 
 def assert_found(bug, tmp_path, seeds: int, kind: str) -> None:

@@ -65,6 +65,7 @@ class ThreadQueue(ThreadTwin[Queue]):
         exported: bool = False,
         skip_tenants: Collection[str] = (),
         dead: bool = False,
+        skip_functions: Collection[str] = (),
     ) -> builtins.list[ThreadLease]:
         """Take ready tasks under leases, as ``Queue.claim``, also in Durability and Cancellation.
 
@@ -76,6 +77,8 @@ class ThreadQueue(ThreadTwin[Queue]):
             exported: the worker is another process: the lease outlives this one.
             skip_tenants: with ALL_TENANTS, tenants that get nothing this time.
             dead: take dead letters instead, the oldest first, 256 at most.
+            skip_functions: with ALL_TENANTS, functions whose tasks are left to others where that
+                can be.
         """
         found = self._call(
             self._twin.claim,
@@ -86,6 +89,7 @@ class ThreadQueue(ThreadTwin[Queue]):
             exported=exported,
             skip_tenants=skip_tenants,
             dead=dead,
+            skip_functions=skip_functions,
         )
         return [ThreadLease(one, self._call) for one in found]
 

@@ -88,8 +88,10 @@ class ReadyCache:
 
     def _insert(self, row: Row) -> None:
         rows = self.rows
-        at = bisect_left(rows, row)
-        rows.insert(at, row)
+        if rows and row[0] < rows[0][0]:  # it was taken from there, as a rule
+            rows.appendleft(row)
+        else:
+            rows.insert(bisect_left(rows, row), row)
         if len(rows) > 2 * self.cap:
             while len(rows) > self.cap:
                 lost = rows.pop()

@@ -20,6 +20,7 @@ from ....errors import (
     UsageError,
 )
 from ....repository.api.lease_proof import LeaseProof
+from ....repository.model.arguments import SKIPPED_FUNCTIONS_MAX
 from ....repository.model.codec import MSGPACK
 from ....repository.model.faces import face_fields
 from ....repository.tasks.lease import Lease
@@ -76,6 +77,11 @@ async def claim(context: RequestContext, document: schemas.Claim) -> Response:
         if len(queues) != 1:
             raise UsageError("skip_tenants is for a claim from one queue")
         options["skip_tenants"] = document.skip_tenants
+    if document.skip_functions:
+        at_most(document.skip_functions, "skip_functions", SKIPPED_FUNCTIONS_MAX)
+        if len(queues) != 1:
+            raise UsageError("skip_functions is for a claim from one queue")
+        options["skip_functions"] = document.skip_functions
     if document.dead:
         if len(queues) != 1:
             raise UsageError("dead is for a claim from one queue")

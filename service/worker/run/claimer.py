@@ -1,9 +1,9 @@
 """Claims from one queue: no more than its limits allow, and none once the worker stops.
 
 A claim waits at the store, where an enqueue wakes it at once. It is cancelled only where it must
-not wait on: when the worker stops, and when a tenant that it skips may run again. A claim at a
-served store cannot be cancelled (``WorkerBackend.is_served``); there it waits for short times
-instead.
+not wait on: when the worker stops, when a tenant that it skips may run again, and when the worker
+has met another function that it does not know. A claim at a served store cannot be cancelled
+(``WorkerBackend.is_served``); there it waits for short times instead.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ....repository.api.queue import Queue
     from ....repository.tasks.lease import Lease
     from .backend import WorkerBackend
+    from .elsewhere import Elsewhere
 
 __all__ = ["FATAL", "Claimer"]
 
@@ -44,6 +45,7 @@ class Claimer:
         gate: its limits.
         worker: name of the worker, kept with the leases.
         start: called with each batch of leases.
+        elsewhere: knows the functions whose tasks others are to have.
     """
 
     def __init__(
@@ -53,17 +55,20 @@ class Claimer:
         gate: Gate,
         worker: str,
         start: Callable[[Claimer, Sequence[Lease]], None],
+        elsewhere: Elsewhere,
     ) -> None:
         self._backend = backend
         self._queue = queue
         self.gate = gate
         self._worker = worker
         self._start = start
+        self._elsewhere = elsewhere
         self.over = anyio.Event()  # set when it claims no more and holds no lease
         self._is_stopping = False
         self._changed = anyio.Event()
         self._poll: anyio.CancelScope | None = None
         self._skipped: frozenset[str] = frozenset()
+        self._skipped_functions: frozenset[str] = frozenset()
 
     def stop(self) -> None:
         """Claim no more. If a claim can no longer be cancelled, its leases are released."""
@@ -76,9 +81,12 @@ class Claimer:
         """Count the end of a run; returns whether claimers of other queues may go on by it."""
         was_full = self.gate.leave(tenant)
         self._changed.set()
-        if self._poll is not None and tenant in self._skipped and not self._backend.is_served:
+        if self._poll is not None and not self._backend.is_served and self._waits_wrongly(tenant):
             self._poll.cancel()
         return was_full
+
+    def _waits_wrongly(self, tenant: str) -> bool:
+        return tenant in self._skipped or not self._to_skip() <= self._skipped_functions
 
     def slot_freed(self) -> None:
         """A run of another queue has ended: this process has a slot again."""
@@ -137,16 +145,24 @@ class Claimer:
 
     async def _claim(self, limit: int) -> list[Lease]:
         self._skipped = skip = self.gate.full_tenants
+        self._skipped_functions = self._to_skip()
         leases: list[Lease] = []
         wait_s = WAIT_S
         if self._backend.is_served:
             wait_s = SKIPPING_WAIT_S if skip else SERVED_WAIT_S
         with anyio.CancelScope() as self._poll:
             leases = await self._queue.claim(
-                limit=limit, wait=wait_s, worker=self._worker, skip_tenants=skip
+                limit=limit,
+                wait=wait_s,
+                worker=self._worker,
+                skip_tenants=skip,
+                skip_functions=self._skipped_functions,
             )
         self._poll = None
         return leases
+
+    def _to_skip(self) -> frozenset[str]:
+        return self._elsewhere.to_skip(self._backend.clock, self._queue.name)
 
     async def _change(self, until_mono: float = float("inf")) -> None:
         """Wait until a run ends, the worker stops, or that moment comes."""

@@ -9,6 +9,9 @@ The same holds for a task whose arguments do not fit the function here while the
 version of it published, or if they have others' names and the task carries the function's face:
 whoever gave it that checked them, against a version of which no worker may have started yet. After
 an hour such a task fails as any other: nobody has taken it.
+
+Tasks for a function that has been met are not claimed for the next minute, where the store can
+leave them to others (``Queue.claim``, ``skip_functions``): they stay in line for whoever knows it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ....errors import LodeqError, UsageError
+from ....repository.model.arguments import SKIPPED_FUNCTIONS_MAX
 from ....repository.model.workers import UNKNOWN_MAX, UnknownFunction
 from .log_fields import fields
 from .run_end import Outcome
@@ -38,6 +42,7 @@ STRANDED_S: Final = 600.0  # since this worker has met it first
 GONE_S: Final = 3 * DELAY_S_MAX  # not met for so long: another worker has it
 VERSION_S: Final = 3600.0  # age up to which arguments may be meant for another version
 LOOK_S: Final = 5.0  # between two looks at what is published
+SKIP_S: Final = 60.0  # that tasks for a function are not claimed, once one has been met
 LOG_S: Final = 60.0  # between two lines about one function
 NAMES_MAX: Final = 1024
 TASKS_MAX: Final = 4096  # remembered, the latest met
@@ -72,15 +77,48 @@ class Elsewhere:
         self._published: dict[tuple[str, str], tuple[float, str]] = {}
         self._logged: dict[tuple[str, str], float] = {}  # by queue and name, as monotonic seconds
         self._met: OrderedDict[bytes, _Met] = OrderedDict()
+        self._unknown: dict[str, dict[str, float]] = {}  # by queue and name: when it was met last
 
     def give_back(
-        self, clock: Clock, context: Context, function: str, error: NoSuchFunctionError
+        self,
+        clock: Clock,
+        context: Context,
+        function: str,
+        error: NoSuchFunctionError,
+        *,
+        is_unknown: bool = False,
     ) -> Outcome:
-        """Return the outcome of a run that found no function."""
+        """Return the outcome of a run that found no function.
+
+        Args:
+            clock: says how old the task is.
+            context: of the run.
+            function: the name that the task gives.
+            error: why it cannot run here.
+            is_unknown: no task of that name can.
+        """
+        if is_unknown and context.lease.function == function:  # as a claim sees it
+            here = self._unknown.setdefault(context.queue, {})
+            here.pop(function, None)
+            here[function] = clock.mono()
+            if len(here) > SKIPPED_FUNCTIONS_MAX:
+                del here[next(iter(here))]
         delay_s = min(max(_age_s(clock, context) / AGE_SHARE, DELAY_S), DELAY_S_MAX)
         is_stranded = self._note(clock.mono(), context, function)
         self._log(clock.mono(), context, delay_s, error, is_stranded=is_stranded)
         return Outcome("released", delay_s=delay_s, error=error)
+
+    def to_skip(self, clock: Clock, queue: str) -> frozenset[str]:
+        """Return the functions whose tasks are not to be claimed from a queue now."""
+        here = self._unknown.get(queue)
+        if not here:
+            return frozenset()
+        now = clock.mono()
+        for function, met in list(here.items()):
+            if met + SKIP_S > now:
+                break
+            del here[function]
+        return frozenset(here)
 
     async def other_version(
         self,

@@ -255,7 +255,7 @@ async def _attempt(
         args, kwargs = function.arguments(payload, is_named)
     except NoSuchFunctionError as error:
         name = name_in(context.lease.headers) or ""
-        return elsewhere.give_back(backend.clock, context, name, error)
+        return elsewhere.give_back(backend.clock, context, name, error, is_unknown=True)
     except anyio.get_cancelled_exc_class():
         raise
     except BaseException as error:  # noqa: BLE001 - a codec may raise anything

@@ -1,6 +1,7 @@
 """Rolling deploys: functions and parameters that only some of the workers have."""
 
 import pytest
+from support_behaviour import settle
 
 from lodeq.repository.model.workers import notes_on_versions
 from lodeq.testing import ManualClock, worker
@@ -152,3 +153,70 @@ async def test_a_task_is_stranded_after_ten_minutes_and_shown_with_who_knows_it(
         assert notes[1].startswith("'send' of queue 'mail' has several versions: ")
         clock.advance(200)
         assert handlers.elsewhere.unknown(clock) == []  # somebody has taken it
+
+
+async def test_a_function_that_is_not_known_is_met_once_and_then_left_to_others():
+    """Its tasks stay in line, undelayed, and who knows it gets them at once."""
+    clock, ran = ManualClock(), []
+    old, new = release(ran, is_new=False), release(ran, is_new=True)
+    async with worker(old, clock=clock) as bench, new.use(bench.engine):
+        mail, added = bench.engine.queue("mail"), new.function("mail", "added")
+
+        async def claimed():
+            for _ in range(20):
+                await settle()
+            return (await bench.engine.stats()).claimed_total
+
+        async with old.work():
+            first = await added.enqueue(0)
+            assert await claimed() == 1
+            await added.enqueue_many([added.new(n) for n in range(1, 20)])
+            await old.function("mail", "removed").enqueue(20)
+            assert await claimed() == 2
+            stats = await mail.stats()
+            assert (stats.ready, stats.delayed) == (19, 1)
+            async with new.work():
+                assert await claimed() == 21
+            clock.advance(0.1)
+            assert (await bench.engine.get(first.id)).attempts == 0
+            # After a minute it asks again: a worker with that function is not missed for long.
+            clock.advance(60)
+            assert await claimed() == 22
+    assert ran == [("removed", 20, 1), *(("added", n, 1) for n in range(1, 20))]
+
+
+async def test_a_task_whose_face_says_something_else_is_no_reason_to_leave_others():
+    clock, ran = ManualClock(), []
+    old = release(ran, is_new=False)
+    handlers = old._handlers()
+    old._handlers = lambda: handlers
+    async with worker(old, clock=clock) as bench:
+        headers = {"lodeq.task": "added"}
+        await bench.engine.queue("mail").enqueue({}, headers=headers, function="removed")
+        await bench.engine.queue("mail").enqueue({}, headers=headers)
+        await old.drain(errors="keep")
+        assert handlers.elsewhere.to_skip(clock, "mail") == frozenset()
+        await bench.engine.queue("mail").enqueue({}, headers=headers, function="added")
+        await old.drain(errors="keep")
+        assert handlers.elsewhere.to_skip(clock, "mail") == {"added"}
+        clock.advance(60)
+        assert handlers.elsewhere.to_skip(clock, "mail") == frozenset()
+
+
+async def test_a_task_that_is_left_to_others_is_stranded_as_well_if_nobody_takes_it():
+    clock, ran = ManualClock(), []
+    old, new = release(ran, is_new=False), release(ran, is_new=True)
+    async with worker(old, clock=clock) as bench, new.use(bench.engine):
+        receipt = await new.function("mail", "added").enqueue(1)
+        async with old.work() as working:
+            stranded = []
+            for _ in range(100):
+                clock.advance(10)
+                for _ in range(5):
+                    await settle(20)
+                (one,) = working.beats._report().unknown
+                assert (one.function, one.tasks) == ("added", 1)
+                stranded.append(one.stranded)
+            assert stranded == sorted(stranded)
+            assert stranded[70:] == [1] * 30
+        assert (await bench.engine.get(receipt.id)).attempts == 0

@@ -195,7 +195,7 @@ async def test_those_who_pass_a_tenant_over_are_not_asked_one_by_one() -> None:
         waiters = engine._state.waiters
         ((key, groups),) = waiters._by_skipped.items()
         ((skipped, group),) = groups.items()
-        waiters._by_skipped[key] = {Skipped(skipped): group}
+        waiters._by_skipped[key] = {(Skipped(skipped[0]), skipped[1]): group}
         for n in range(10):
             await engine.queue("mail", tenant="acme").enqueue(n)
         assert 0 < Skipped.asked <= 20
