@@ -95,7 +95,7 @@ bench-peers: .venv/.peers ## The same cycles through other queues, servers on lo
 bench-faces: .venv/.stamp ## Faces beside the commit before: BEFORE=PATH (git worktree add PATH f129c556)
 	$(BIN)/python bench/faces_before.py $(if $(BEFORE),--before $(BEFORE)) $(ARGS)
 
-bench-searches: .venv/.bench ## Finished jobs, all kept: disk, memory, five filters (SCALE=1: ten million)
+bench-searches: .venv/.bench ## Finished jobs, all kept: disk, memory, six filters (SCALE=1: ten million)
 	$(BIN)/python bench/run.py --only searches --repeats 1 --scale $(SCALE) \
 	  --json build/bench-jobs/searches.json $(ARGS)
 

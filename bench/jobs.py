@@ -20,7 +20,7 @@ edit. What function, preview, labels and history of a job cost a cycle (an enque
 complete with a result, each awaited by itself, by 64 callers), beside the commit before they came:
 a process for each run, alternating. A ratio is the median of the rounds' ratios, its interval
 reaches from the second to the second last of nine. And what ten million finished jobs take that are
-all kept, with the time of five searches over them.
+all kept, with the time of six searches over them.
 """
 
 

@@ -1,4 +1,4 @@
-"""Searches over N finished jobs: the time of five filters, memory and disk a job.
+"""Searches over N finished jobs: the time of six filters, memory and disk a job.
 
 ``python bench/searches.py N [--folder FOLDER] [--shards N] [--queues N]`` fills a store with jobs
 as a worker's are (function, preview, one label), of which every thousandth is dead, and keeps all
@@ -95,13 +95,16 @@ async def fill_store(folder: Path, n: int, shards: int, queues: int) -> dict[str
 
 
 def filters(last: lodeq.Task) -> dict[str, TaskFilter]:
-    """The five filters, by what they search for."""
-    age_s = (datetime.now(UTC) - last.enqueued_at).total_seconds()
+    """The six filters, by what they search for."""
+    now = datetime.now(UTC)
+    age_s = (now - last.enqueued_at).total_seconds()
+    over_s = (now - (last.finished_at or now)).total_seconds()
     return {
         "completed, by function": TaskFilter(state="completed", function="function_7"),
         "dead, by reason": TaskFilter(state="dead", reason="TIMEOUT"),
         "by label": TaskFilter(labels={"customer": "7"}),
         "by age": TaskFilter(newer_than=age_s + RECENT_S),
+        "by end": TaskFilter(finished_newer_than=over_s + RECENT_S),
         "by id prefix": TaskFilter(id_prefix=str(last.id)[:13]),
     }
 

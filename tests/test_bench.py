@@ -248,6 +248,7 @@ def test_what_keeps_all_finished_jobs_is_asked_for(tmp_path: Path) -> None:
         "dead, by reason": 2,
         "by label": 2,
         "by age": 2000,
+        "by end": 2000,
     }
     assert report["memory_highest"] >= report["memory_opened"] > report["memory_before_open"]
 

@@ -1,4 +1,4 @@
-"""Ten million finished jobs that are all kept: disk and memory a job, and the time of five filters.
+"""Ten million finished jobs that are all kept: disk and memory a job, and the time of six filters.
 
 ``searches.py`` does the work, in processes of its own. There is one run: filling takes minutes, and
 a scan of so many rows is its own average.
@@ -19,7 +19,7 @@ TURN_MS = Goal("median", most=20.0)
 
 
 async def finished(bench: Bench) -> None:
-    """Searches over finished jobs, all of which are kept: five filters, disk and memory a job."""
+    """Searches over finished jobs, all of which are kept: six filters, disk and memory a job."""
     n = max(1000, int(JOBS * bench.scale))
     folder = bench.folder / "finished"
     report = await asyncio.to_thread(searches.measure, folder, n, 1, QUEUES)
