@@ -2,7 +2,7 @@
 
 Nobody knows beforehand how many rows fit a turn: a row may name thousands, or lie behind a million
 that were deleted. So the clock says when a turn is over. ``Turns`` is for coroutines that need no
-atomic section; ``in_slices`` runs a generator that yields often; ``Batches`` is for those that
+atomic section; ``in_slices`` runs a generator that yields often; ``PacedGroups`` is for those that
 write much, where callers wait for the writes as well.
 """
 
@@ -15,7 +15,7 @@ from ...coalescer.group import Group
 from .engine_state import EngineState
 from .queue_state import Shard
 
-__all__ = ["TURN_S", "Batches", "Turns", "in_slices"]
+__all__ = ["TURN_S", "PacedGroups", "Turns", "in_slices"]
 
 _T = TypeVar("_T")
 
@@ -53,7 +53,7 @@ class Turns:
         self._until = self._state.clock.mono() + TURN_S
 
 
-class Batches:
+class PacedGroups:
     """The batches of one piece of work that writes to a shard, each committed before the next.
 
     A caller of the same loop waits for the work of a batch and for its commit, three times in a

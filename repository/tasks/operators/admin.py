@@ -63,7 +63,7 @@ from ...state.rows.task_location import (
     task_location,
 )
 from ...state.shard_scope import is_meant, shard_queues_meant
-from ...state.turns import Batches, Turns
+from ...state.turns import PacedGroups, Turns
 from ..enqueue import ghost_owner
 from ..task_end import end_task, finish
 
@@ -140,17 +140,17 @@ async def _cancel_leased(state: EngineState, tenant_queues: set[TenantQueue]) ->
         for shard in {lease.shard_queue.shard: None for lease in part}:
             if not shard.coalescer.has_capacity:
                 await state.backpressure(shard)
-            batches = Batches(state, shard)
+            groups = PacedGroups(state, shard)
             for lease in part:
                 if lease.shard_queue.shard is not shard:
                     continue
-                group = await batches.group()
+                group = await groups.group()
                 if state.leases.get(lease.task_id) is lease:
                     state.check_inherited(lease)
                     with group:
                         finish(state, group, lease, Status.CANCELLED, error=b"cancelled")
                     count += 1
-            await batches.commit()
+            await groups.commit()
         if turns.is_over:
             await turns.give_now()
             state.check()
@@ -317,12 +317,12 @@ async def _each(
     elif left > 0:
         lower = max(lower, min(found.upper, found.shard_queue.floor(READY)))  # as the caches know
     pages = Pages(state, shard, lower, found.upper, SLICE, for_writing=True)
-    batches = Batches(state, shard)
+    groups = PacedGroups(state, shard)
     while left > 0 and (rows := await pages.following()):
         meant = [row for row in rows if row[0][SEQ_AT:ID_AT] <= found.last][:left]
         left -= len(meant)
         if meant:
-            count += await _act_on(state, batches, found.shard_queue, meant, act)
+            count += await _act_on(state, groups, found.shard_queue, meant, act)
     if left < found.rows:  # nine of ten priorities may be empty: not a turn of the loop for each
         await state.spawner.checkpoint()
         state.check()
@@ -331,7 +331,7 @@ async def _each(
 
 async def _act_on(
     state: EngineState,
-    batches: Batches,
+    groups: PacedGroups,
     shard_queue: ShardQueue,
     rows: Sequence[tuple[bytes, bytes]],
     act: Callable[[Group, TaskLocation], bool],
@@ -339,11 +339,11 @@ async def _act_on(
     """``act`` on the tasks of these rows; how often it did."""
     count = 0
     for key, raw in rows:
-        group = await batches.group()
+        group = await groups.group()
         location = _location_of_row(state, shard_queue, key, raw)
         with group:
             count += location is not None and act(group, location)
-    await batches.commit()
+    await groups.commit()
     return count
 
 
@@ -518,20 +518,22 @@ async def _redrive_ids(
 
 
 async def purge(
-    engine_state: EngineState, tenant_queues: Sequence[TenantQueue], state: str | None
+    state: EngineState, tenant_queues: Sequence[TenantQueue], task_state: str | None
 ) -> int:
     """See ``Queue.purge``."""
-    if state is not None and (not isinstance(state, str) or state not in PURGE_STATES):
-        raise UsageError(f"state {state!r} is not one of {', '.join(PURGE_STATES)}, or None")
-    if state is None:
+    if task_state is not None and (
+        not isinstance(task_state, str) or task_state not in PURGE_STATES
+    ):
+        raise UsageError(f"state {task_state!r} is not one of {', '.join(PURGE_STATES)}, or None")
+    if task_state is None:
         kinds, delayed = list(dict.fromkeys(PURGE_STATES.values())), ""
     else:
-        kinds, delayed = [PURGE_STATES[state]], state
+        kinds, delayed = [PURGE_STATES[task_state]], task_state
 
     def act(group: Group, location: TaskLocation) -> bool:
-        return _purge_one(engine_state, group, location)
+        return _purge_one(state, group, location)
 
-    return await _all(engine_state, tenant_queues, kinds, act, delayed=delayed)
+    return await _all(state, tenant_queues, kinds, act, delayed=delayed)
 
 
 def _purge_one(state: EngineState, group: Group, location: TaskLocation) -> bool:
