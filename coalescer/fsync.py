@@ -1,15 +1,20 @@
 """When a shard is synced, and how far it is known to be durable.
 
-One sync in flight at a time. What it covers is fixed before it starts; what it proved is
-published after it returned: to the callers who waited, and at most every ``interval_s`` to the
-watermark file beside the shard, which open compares the recovered commits with.
+One sync runs at a time. The commits that it covers are fixed before it starts. When it returns,
+the callers who waited are answered. At most every ``interval_s``, the last durable number is also
+written to the watermark file; open compares it with the commits it recovers.
 
-A sync starts when a caller waits for one; when ``interval_s`` has passed since something was
-written (the NoSync window); and at the latest every 16,384 commits. Every 32,768 commits the
-memtable is flushed, so that live WALs stay inside the ring of 65,536 commit numbers. A flush that
-is refused for lack of space is asked for again soon: what it left in the logs goes on counting.
+A sync starts when a caller waits for one; at the latest ``interval_s`` after a write that is not
+yet durable (about as much as nosync mode may lose); and every 16,384 commits. Every 32,768 commits
+the memtable is flushed, so that live log files stay inside the ring of 65,536 commit numbers. A
+flush that RocksDB refuses (a full disk, a stall) is retried after 512 more commits, because the log
+files that it would free still take up room in the ring.
 
-A failed sync is never retried: Linux marks the pages clean, and a second call would lie.
+A sync, a flush and a watermark are jobs of the store's one thread, one after the other. So the time
+of a sync (``fsync_us``) has its wait for that thread in it.
+
+A failed sync is never retried: Linux marks the pages clean after a failure, so a second call would
+report success for lost data.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ FLUSH_RETRY_COMMITS = 512  # after a flush that was refused
 
 
 class SyncedLoop(Protocol):
-    """A commit loop as its syncer sees it."""
+    """A commit loop, as far as a ``Syncer`` needs it."""
 
     applied_number: int
     stats: CommitStats
@@ -51,7 +56,7 @@ class SyncedLoop(Protocol):
         """The groups that the sync that starts now covers."""
 
     def put_back_unsynced(self, groups: list[Group]) -> None:
-        """The sync that should have covered these was refused."""
+        """Take these groups back: their sync was refused."""
 
     def synced(self, groups: list[Group]) -> None:
         """A sync has covered these."""
@@ -61,7 +66,7 @@ class SyncedLoop(Protocol):
 
 
 class Syncer:
-    """The durability of one shard."""
+    """Starts the syncs and flushes of one shard, and tracks its last durable commit."""
 
     def __init__(
         self,
@@ -77,7 +82,8 @@ class Syncer:
         self._interval_s = interval_s
         self._write_watermark = write_watermark
         self._attached: SyncedLoop | None = None
-        # ``applied`` has nothing to do for commits before this one. 0: ask for the next.
+        # The commit loop need not call ``applied`` for commits below this number. 0: call it for
+        # the next commit.
         self.due_number = 0
         self.durable_number = first_number - 1
         self._published = first_number - 1
@@ -102,7 +108,7 @@ class Syncer:
 
     @property
     def _failure(self) -> LodeqError | None:
-        """Why nothing is synced any more. A replica that only follows goes on."""
+        """The failure that stopped syncing, or None. A replica that follows keeps syncing."""
         return self._coalescer.failure
 
     @property
@@ -119,7 +125,7 @@ class Syncer:
 
         Most commits change nothing here: a timer runs for them, and they are far from a flush.
         """
-        if self._waiters:  # a sync is running for them, unless a full disk held it back
+        if self._waiters:  # a sync is running for them, unless a full disk prevented it
             self.kick()
         if self._timer is None and not self._is_finishing:
             self._timer = self._spawner.call_later(self._interval_s, self._interval_over)
@@ -139,7 +145,7 @@ class Syncer:
 
         self._is_flushing = True
         try:
-            # Not waited for: syncs of the same thread, and with them callers, would wait as well.
+            # Do not wait for the flush: later syncs run on the same thread and would be delayed.
             self._store.run(partial(self._store.flush, wait=False), flushed)
         except BaseException:
             self._is_flushing = False
@@ -151,7 +157,8 @@ class Syncer:
         if error is None:
             self._flush_at = number + FLUSH_COMMITS_MAX
         elif isinstance(error, StorageFullError | StoreStalledError):
-            self._flush_at = self._applied + FLUSH_RETRY_COMMITS  # refused: those logs still count
+            # Refused, so try again soon: the old log files still take up room in the ring.
+            self._flush_at = self._applied + FLUSH_RETRY_COMMITS
         else:
             self._coalescer.fail(error)
 
@@ -174,7 +181,7 @@ class Syncer:
     def _interval_over(self) -> None:
         self._timer = None
         self.due_number = 0
-        self._is_publish_due = True  # by what is in flight, or by what is kicked now
+        self._is_publish_due = True  # by the sync that runs, or one that starts below
         if self.durable_number < self._applied:
             self.kick()
         elif self._published < self.durable_number:
@@ -195,7 +202,7 @@ class Syncer:
 
         try:
             self._store.start_sync(done)
-        except Exception as error:  # noqa: BLE001 - it did not start: the same as failing
+        except Exception as error:  # noqa: BLE001 - it could not start: as if it had failed
             self._done(error, target, groups, 0)
 
     def _done(
@@ -204,9 +211,8 @@ class Syncer:
         coalescer = self._coalescer
         self._is_running = False
         if isinstance(error, StorageFullError) and not self._is_finishing:
-            coalescer.put_back_unsynced(
-                groups
-            )  # refused, not failed: it follows when there is space
+            # RocksDB refused it because the disk is full; it is retried once there is space.
+            coalescer.put_back_unsynced(groups)
             if self._timer is None:
                 self._timer = self._spawner.call_later(self._interval_s, self._interval_over)
             return
@@ -253,7 +259,7 @@ class Syncer:
     def _published_done(self, error: BaseException | None, number: int) -> None:
         self._is_publishing = False
         if isinstance(error, StorageFullError):
-            # Nothing was promised; a later watermark will promise more. Not worth a poisoning.
+            # The old watermark stays valid, so a full disk here need not fail the shard.
             number = self.durable_number if self._is_finishing else self._published
         elif error is not None:
             self._coalescer.fail(error)
@@ -267,7 +273,7 @@ class Syncer:
         self._wake_finish()
 
     def fail_waiters(self, error: LodeqError) -> None:
-        """Leave nobody waiting."""
+        """Fail everyone who waits for durability."""
         self._cancel_timer()
         waiters, self._waiters = self._waiters, []
         for _, future in waiters:
@@ -287,7 +293,7 @@ class Syncer:
             waiter.set_result(None)
 
     async def finish(self) -> None:
-        """A last sync and a last watermark; nothing is written afterwards."""
+        """Run a last sync and write a last watermark. Do not write to the shard after this."""
         self._is_finishing = True
         self._cancel_timer()
         if self._failure is None and (future := self.commit_barrier(self._applied)) is not None:

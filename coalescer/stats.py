@@ -91,7 +91,7 @@ class CommitStats:
         self.samples: list[tuple[int, int]] = []
         self._merge = Histogram()
         self._commit_us = Histogram()
-        self.fsync_us = Histogram()
+        self.fsync_us = Histogram()  # with the wait for the store's thread
 
     def count_samples(self) -> None:
         """Move what is in ``samples`` to the histograms."""

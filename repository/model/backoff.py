@@ -1,9 +1,10 @@
-"""How long a nacked task waits. See ``Backoff`` for the kinds and their source."""
+"""How long a nacked task waits. Used by ``lease_operations.nack``; ``Backoff`` has the kinds."""
 
 from __future__ import annotations
 
 from ...engine.records.policy import BackoffKind, Policy
 from ...engine.runtime.ids import IdSource
+from ...errors import InvariantError
 
 __all__ = ["delay_ms_of"]
 
@@ -24,4 +25,6 @@ def delay_ms_of(policy: Policy, attempt: int, ids: IdSource) -> int:
         delay = delay / 2 + ids.uniform() * delay / 2
     elif kind == BackoffKind.FULL_JITTER:
         delay = ids.uniform() * delay
+    elif kind != BackoffKind.EXPONENTIAL:
+        raise InvariantError(f"backoff kind {kind} is unknown")
     return round(delay)

@@ -1,9 +1,9 @@
 """Long work on the loop, in turns of a few milliseconds.
 
-Nobody knows beforehand how many rows fit a turn: a row may name thousands, or lie behind a million
-that were deleted. So the clock says when a turn is over. ``Turns`` is for coroutines that need no
-atomic section; ``in_slices`` runs a generator that yields often; ``Batches`` is for those that
-write much, where callers wait for the writes as well.
+The number of rows that fit in a turn cannot be predicted: a row may name thousands, or lie behind
+a million that were deleted. So the clock ends it. ``Turns`` is for coroutines that may pause
+between atomic sections; ``in_slices`` runs a generator that yields often; ``PacedGroups`` is for
+work that writes many rows, so that callers do not wait long behind its commits.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from ...coalescer.group import Group
 from .engine_state import EngineState
 from .queue_state import Shard
 
-__all__ = ["TURN_S", "Batches", "Turns", "in_slices"]
+__all__ = ["TURN_S", "PacedGroups", "Turns", "in_slices"]
 
 _T = TypeVar("_T")
 
 TURN_S: Final = 0.004
-STEPS_MAX: Final = 256  # in a turn, under a clock that is moved by hand
+STEPS_MAX: Final = 256  # after which a turn ends even if the clock (one moved by hand) stands still
 BATCH_S: Final = 0.0004
-BATCH_BYTES_MAX: Final = 256 << 10  # a redrive may write whole records: then fewer share a batch
+BATCH_BYTES_MAX: Final = 256 << 10  # a redrive may write whole records, which are large
 
 
 class Turns:
     """The turns of one piece of work. Under a clock moved by hand no turn is ever over.
 
-    Whoever gives others a turn finds a changed engine: nothing read before may decide anything.
+    After a pause, read everything again: other callers may have changed the engine.
     """
 
     __slots__ = ("_state", "_until")
@@ -39,27 +39,26 @@ class Turns:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is time for the others."""
+        """Whether this turn has lasted ``TURN_S``."""
         return self._state.clock.mono() >= self._until
 
     async def give(self) -> None:
-        """Let the others go first, if it is time."""
+        """Yield to the event loop if the turn is over, and start a new one."""
         if self.is_over:
             await self.give_now()
 
     async def give_now(self) -> None:
-        """Let the others go first."""
+        """Yield to the event loop, and start a new turn."""
         await self._state.spawner.checkpoint()
         self._until = self._state.clock.mono() + TURN_S
 
 
-class Batches:
-    """The batches of one piece of work that writes to a shard, each committed before the next.
+class PacedGroups:
+    """The groups of one piece of work that writes to a shard, each committed before the next.
 
-    A caller of the same loop waits for the work of a batch and for its commit, three times in a
-    cycle. So a batch ends after 0.4 ms; later where the last commit took longer than that, as on a
-    slow disk, or beside many callers: then the work takes about as much as they do. Under a clock
-    moved by hand only its bytes end a batch.
+    A caller's enqueue, claim and complete may each wait for one group and its commit. So a group
+    ends after 0.4 ms, or after half the time of the last commit if that is longer, at most 4 ms;
+    and at 256 KiB. Under a clock moved by hand only its bytes end it.
     """
 
     __slots__ = ("_bytes", "_group", "_queued", "_shard", "_state", "_until", "_wait_s")
@@ -72,7 +71,7 @@ class Batches:
         self._bytes = self._queued = 0
 
     async def group(self) -> Group:
-        """The group that the next task's rows go into; no wait may be between this and them."""
+        """The group for the next task's rows. Do not ``await`` before the rows are queued."""
         group = self._group
         if group is not None:
             self._count(group)
@@ -89,7 +88,7 @@ class Batches:
         return group
 
     async def commit(self) -> None:
-        """Wait until what was written is committed."""
+        """Commit the open group, if there is one, and wait for it."""
         group, self._group = self._group, None
         if group is not None:
             self._count(group)
@@ -103,9 +102,9 @@ class Batches:
 
 
 async def in_slices(state: EngineState, work: Generator[None, None, _T]) -> _T:
-    """Run ``work`` with turns of the loop in between; what it returns.
+    """Run the generator ``work`` in turns, and return its result.
 
-    Cancellation: between two turns; the generator is closed.
+    Cancellation: takes effect between two turns, and closes the generator.
     """
     clock = state.clock
     try:

@@ -1,10 +1,10 @@
 """Which rows a claim gets: from the ready caches, refilled from disk.
 
-Order: priority, then seq, merged over the shards' heads; all tenants: one task a turn; several
-queues: merged in the same way, so that no queue named first starves the others. With
-``boost_after`` set, every eighth task granted is the oldest overdue one, if there is any: counted
-over claims and within them, for a tenant queue or, of a claim from several, over all of these
-claims.
+Order: priority, merged over the shards' heads. Ties of priority go by seq, then by id. All
+tenants: one task a turn. Several queues are merged as shards are, so that no queue named first
+starves the others. With ``boost_after`` set, every eighth task granted is the oldest overdue one,
+if there is any: counted over claims and within them, for a tenant queue or, of a claim from
+several, over all of these claims.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from ...engine.records.compression import inflate
 from ...engine.records.face import unpack_face
@@ -16,7 +16,7 @@ from ...engine.records.rows import decode_index_row
 from ...engine.records.task import (
     BODY_FLAG,
     PAYLOAD_AT,
-    TASK_HEAD,
+    TASK_FIELDS,
     created_us,
     is_streamed,
     record_id_in,
@@ -45,6 +45,8 @@ __all__ = [
     "Lease",
     "restored",
 ]
+
+_LENGTHS: Final = TASK_FIELDS.picked("flags", "queue", "tenant", "headers", "raw", "face")
 
 
 class Lease(LeaseState):
@@ -99,10 +101,10 @@ class Lease(LeaseState):
         record = self.record
         if record is None:
             raise RuntimeError("a lease restored at open has no payload")
-        fields = TASK_HEAD.unpack_from(record)
-        start = PAYLOAD_AT + fields[5] + fields[6]
-        end = start + fields[14]
-        return fields[2], start, end, end + fields[18], fields[16], record
+        flags, queue, tenant, headers, raw_bytes, face = _LENGTHS.unpack_from(record)
+        start = PAYLOAD_AT + queue + tenant
+        end = start + headers
+        return flags, start, end, end + face, raw_bytes, record
 
     @property
     def payload(self) -> Any:

@@ -38,6 +38,8 @@ class Operation(NamedTuple):
         media: types of its answers.
         needs: the roles of which its caller needs one.
         names: the queues that it is about, for callers with limits.
+        changes: whether it changes anything.
+        is_checked_again: whether its answer is given only if its shards are still led here then.
     """
 
     name: str
@@ -52,18 +54,13 @@ class Operation(NamedTuple):
     media: Sequence[str]
     needs: Role
     names: Names
-
-    @property
-    def changes(self) -> bool:
-        """Whether it changes anything."""
-        return self.method != "GET" and self.name not in _CHANGE_NOTHING
+    changes: bool
+    is_checked_again: bool
 
 
 OPERATIONS: Final[list[Operation]] = []
 _NOTHING: Final[Mapping[str, Any]] = {}
 _JSON: Final = ("application/json",)
-_READING: Final = ("find", "count")  # by POST
-_CHANGE_NOTHING: Final = (*_READING, "export", "verify")
 
 
 def operation(
@@ -77,6 +74,8 @@ def operation(
     headers: Mapping[str, Any] | None = None,
     streams: bool = False,
     media: Sequence[str] = _JSON,
+    changes: bool | None = None,
+    is_checked_again: bool | None = None,
 ) -> Callable[[H], H]:
     """Register a handler. Its arguments ``query`` and ``document`` say what it takes.
 
@@ -93,6 +92,9 @@ def operation(
         headers: types of headers that change what it does.
         streams: its body is bytes, which the handler reads as they come.
         media: types of its answers, where they are no documents.
+        changes: False: it changes nothing although it is no GET. None: as its method says.
+        is_checked_again: True: it reads, so whether its shards are still led here is checked once
+            more before the answer. None: of a GET alone.
     """
     method, _, path = route.partition(" ")
 
@@ -113,6 +115,8 @@ def operation(
                 media,
                 needs,
                 names,
+                method != "GET" if changes is None else changes,
+                method == "GET" if is_checked_again is None else is_checked_again,
             )
         )
         return handler
@@ -134,7 +138,7 @@ async def called(operation: Operation, context: RequestContext) -> Response:
     view.check_led(shards)
     with view.only(shards):
         response = await _called(operation, context)
-    if operation.method == "GET" or operation.name in _READING:
+    if operation.is_checked_again:
         view.check_led(shards)  # else what was read may have been old before the answer was made
     return response
 

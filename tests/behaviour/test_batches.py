@@ -7,7 +7,7 @@ from support_behaviour import StillClock, in_memory, sound, until
 
 from lodeq import NewTask, TaskFilter
 from lodeq.repository.background import reaper
-from lodeq.repository.state.turns import BATCH_S, TURN_S, Batches
+from lodeq.repository.state.turns import BATCH_S, TURN_S, PacedGroups
 
 pytestmark = pytest.mark.anyio
 N = 300
@@ -121,13 +121,13 @@ class Slow:
 
 async def test_a_slow_commit_makes_longer_batches(engine, clock):
     shard = Slow(engine._state.first, clock)
-    batches, lengths = Batches(engine._state, shard), []
-    await batches.group()
+    groups, lengths = PacedGroups(engine._state, shard), []
+    await groups.group()
     for shard.wait_s in (0.0, 0.0, 4 * BATCH_S, 100.0, 0.0, 0.0):  # what the next one learns
         length = 0
         while shard.tasks == length:
             shard.tasks, length = shard.tasks + 1, length + 1
-            await batches.group()
+            await groups.group()
         lengths.append(length)
     _, short, before, longer, longest, short_again = lengths
     assert max(short, before, short_again) <= FEW

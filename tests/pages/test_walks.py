@@ -59,6 +59,15 @@ async def claim(folder):
     return begun
 
 
+async def claim_of_several(folder):
+    async with lodeq.open(folder) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue_many([lodeq.NewTask(b"x")] * 2)
+        with following() as begun:
+            assert len(await queue.claim(limit=2)) == 2
+    return begun
+
+
 async def complete(folder):
     async with lodeq.open(folder) as engine:
         queue = engine.queue("mail")
@@ -125,6 +134,7 @@ async def _given(engine):
 SCENES = {
     "Enqueue": enqueue,
     "Claim": claim,
+    "Claim of several": claim_of_several,
     "Complete": complete,
     "Sweep": sweep,
     "Fsync": fsync,

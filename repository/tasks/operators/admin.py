@@ -1,4 +1,8 @@
-"""Operators' calls: cancel, redrive, purge, pause. Each works in slices, one batch a slice."""
+"""Operators' calls: cancel, redrive, purge, pause.
+
+Those for a whole queue go through it in slices; ``PacedGroups`` decides how many tasks share a
+commit.
+"""
 
 from __future__ import annotations
 
@@ -63,11 +67,11 @@ from ...state.rows.task_location import (
     task_location,
 )
 from ...state.shard_scope import is_meant, shard_queues_meant
-from ...state.turns import Batches, Turns
+from ...state.turns import PacedGroups, Turns
 from ..enqueue import ghost_owner
 from ..task_end import end_task, finish
 
-Renew = Callable[[TaskRecord], bytes]  # the policy of a task that is redriven
+Renew = Callable[[TaskRecord], bytes]  # returns the new policy (32 bytes) of a redriven task
 
 __all__ = [
     "Renew",
@@ -81,8 +85,9 @@ __all__ = [
 ]
 
 SLICE = 128
-# A state, and of which rows: those of ``d`` that wait for tasks are behind the others.
-# A purge of all goes through them in this order: what becomes ready meanwhile is met after that.
+# Kind of index row for each state. Waiting tasks share kind ``d`` with delayed ones, and sort
+# behind them. A purge of everything keeps this order, so a task that becomes ready meanwhile is
+# still met.
 PURGE_STATES = {"delayed": DELAYED, "waiting": DELAYED, "ready": READY, "dead": DEAD}
 
 
@@ -95,7 +100,8 @@ async def cancel(state: EngineState, task_id: TaskId) -> bool:
     if not shard.coalescer.has_capacity:
         await state.backpressure(shard)
     if not shard.coalescer.takes_writes:
-        shard.coalescer.begin()  # raises: "there is no such task" is not for this shard to say
+        # Raises. A shard that takes no writes cannot know that the task does not exist.
+        shard.coalescer.begin()
     lease = state.leases.get(task_id)
     if lease is not None:
         state.check_inherited(lease)
@@ -140,17 +146,17 @@ async def _cancel_leased(state: EngineState, tenant_queues: set[TenantQueue]) ->
         for shard in {lease.shard_queue.shard: None for lease in part}:
             if not shard.coalescer.has_capacity:
                 await state.backpressure(shard)
-            batches = Batches(state, shard)
+            groups = PacedGroups(state, shard)
             for lease in part:
                 if lease.shard_queue.shard is not shard:
                     continue
-                group = await batches.group()
+                group = await groups.group()
                 if state.leases.get(lease.task_id) is lease:
                     state.check_inherited(lease)
                     with group:
                         finish(state, group, lease, Status.CANCELLED, error=b"cancelled")
                     count += 1
-            await batches.commit()
+            await groups.commit()
         if turns.is_over:
             await turns.give_now()
             state.check()
@@ -161,7 +167,7 @@ async def _cancel_leased(state: EngineState, tenant_queues: set[TenantQueue]) ->
 
 
 class _Range(NamedTuple):
-    """Index rows of one shard queue as of a call: neither later ones nor their number count.
+    """The index rows of one shard queue at the time of a call; rows added later are left out.
 
     ``last``: the latest seq (of a dead row: the moment of dying) that is meant, as in the key.
     ``rows``: at most so many are meant, so an end is reached whatever others add meanwhile.
@@ -182,7 +188,7 @@ async def _all(
     *,
     delayed: str = "",
 ) -> int:
-    """``act`` on every task of these kinds that is there now; how often it did.
+    """Call ``act`` on every task of these kinds that is there now. Returns how many it changed.
 
     Args:
         state: of the engine.
@@ -207,16 +213,16 @@ async def _all(
     finally:
         state.flows.takers.remove(taker)
     count += taker.count
-    if not count:  # no write shows that it is still for this process to say so
+    if not count:  # nothing was written: check that this process still leads before it answers 0
         for shard in state.shards:
             shard.coalescer.check_session()
     return count
 
 
 class _Taker:
-    """``act`` at once on a task that waits now, where an end would let it go or cancel it.
+    """Calls ``act`` on a waiting task at the moment when it would be released or cancelled.
 
-    Else it would be ready behind all that was there at the call, maybe of a tenant already passed.
+    Otherwise it would become ready behind the rows already visited, and be missed.
     """
 
     def __init__(
@@ -247,7 +253,7 @@ def _ranges(
     now_ms: int,
     delayed: str = "",
 ) -> Iterator[_Range]:
-    """Ranges of the rows that existed at ``now_ms``; each as of when it is asked for."""
+    """Ranges of the rows that existed at the call; the size of each is read when it is reached."""
     seq = last_seq.to_bytes(8, "big")
     for tenant_queue in tenant_queues:
         for shard_queue in shard_queues_meant(tenant_queue.shard_queues):
@@ -273,9 +279,9 @@ def _ranges(
                             if shard_queue.dead
                             else None
                         )
-                    except CorruptionError:  # the others are meant all the same
+                    except CorruptionError:  # bound by the time alone
                         key = None
-                    if key is not None:  # later than now where the clock has stepped back
+                    if key is not None:  # dated after now if the clock was set back
                         last = max(last, key[SEQ_AT:ID_AT])
                     yield _Range(shard_queue, lower, upper, last, shard_queue.dead)
 
@@ -293,12 +299,11 @@ def _location_of_row(
         location = None
     if location is not None:
         return location if location.key == key else None
-    if not shard_queue.shard.overlay.has(key):  # an end before it in the slice has ended it as well
+    if not shard_queue.shard.overlay.has(key):  # an earlier end in this slice ended this task too
         return None
     row = attempt(decode_index_row, raw) or IndexRow(MOVED_ROW, 0, 0, 0, 0, b"")
     at, tenant_queue = len(shard_queue.prefix), shard_queue.tenant_queue
-    # Leadership may have been lost and won since the range was noted: that shard queue counts no
-    # more.
+    # Leadership may have changed since the range was noted, so look the shard queue up again.
     shard_queue = state.tenant_queue(tenant_queue.queue, tenant_queue.tenant).shard_queue(
         shard_queue.shard
     )
@@ -308,22 +313,23 @@ def _location_of_row(
 async def _each(
     state: EngineState, found: _Range, act: Callable[[Group, TaskLocation], bool]
 ) -> int:
-    """``act`` on every task of the range, a slice and a batch at a time; how often it did."""
+    """Call ``act`` on every task of the range, slice by slice. Returns how many it changed."""
     count, left, shard = 0, found.rows, found.shard_queue.shard
     at = len(found.shard_queue.prefix)
     lower, kind = found.lower, found.lower[at : at + 1]
     if left > 0 and kind in (DELAYED, DEAD):
         lower = max(lower, await find_floor(state, found.shard_queue, kind))
     elif left > 0:
-        lower = max(lower, min(found.upper, found.shard_queue.floor(READY)))  # as the caches know
+        # Start at the first ready row that the caches know of.
+        lower = max(lower, min(found.upper, found.shard_queue.floor(READY)))
     pages = Pages(state, shard, lower, found.upper, SLICE, for_writing=True)
-    batches = Batches(state, shard)
+    groups = PacedGroups(state, shard)
     while left > 0 and (rows := await pages.following()):
         meant = [row for row in rows if row[0][SEQ_AT:ID_AT] <= found.last][:left]
         left -= len(meant)
         if meant:
-            count += await _act_on(state, batches, found.shard_queue, meant, act)
-    if left < found.rows:  # nine of ten priorities may be empty: not a turn of the loop for each
+            count += await _act_on(state, groups, found.shard_queue, meant, act)
+    if left < found.rows:  # no pause for an empty range: nine of ten priorities may be empty
         await state.spawner.checkpoint()
         state.check()
     return count
@@ -331,19 +337,19 @@ async def _each(
 
 async def _act_on(
     state: EngineState,
-    batches: Batches,
+    groups: PacedGroups,
     shard_queue: ShardQueue,
     rows: Sequence[tuple[bytes, bytes]],
     act: Callable[[Group, TaskLocation], bool],
 ) -> int:
-    """``act`` on the tasks of these rows; how often it did."""
+    """Call ``act`` on the tasks of these rows. Returns how many it changed."""
     count = 0
     for key, raw in rows:
-        group = await batches.group()
+        group = await groups.group()
         location = _location_of_row(state, shard_queue, key, raw)
         with group:
             count += location is not None and act(group, location)
-    await batches.commit()
+    await groups.commit()
     return count
 
 
@@ -376,7 +382,7 @@ def redrive_one(
     Args:
         group: the open group of the task's shard; the rows go into it.
         location: of a dead task.
-        is_held: it waits for others instead: its join lets it go.
+        is_held: make it waiting instead of ready; its join releases it.
         renew: returns the policy it is to have from now on; None keeps that of its record.
     """
     shard, task_id = location.shard_queue.shard, location.task_id
@@ -410,7 +416,8 @@ def redrive_one(
     stored = task
     drops_ghost = task.ghost_form == OLD_FORM and not is_old_entry(shard, task.ghost)
     if drops_ghost:
-        # Its key has been taken under the new hash since, or has lapsed; nobody knows which.
+        # Another task has taken its key under the new hash, or the key has expired. Which of the
+        # two cannot be told, so drop it.
         stored = stored._replace(ghost=NO_GHOST, ghost_expires_ms=0)
     policy = task.policy if renew is None else renew(task)
     if policy != task.policy:
@@ -437,7 +444,7 @@ def redrive_one(
             state.file_expiry(shard, group, task.ghost_expires_ms, b"g" + task.ghost)
     if result is not None:
         drop_result(state, shard, group, task_id, result.queue, result.tenant)
-    elif has_result:  # damaged: it was counted where its task is
+    elif has_result:  # damaged; its counter is that of the task's own queue
         drop_result(
             state,
             shard,
@@ -481,7 +488,7 @@ async def _redrive_ids(
     ids: Sequence[TaskId],
     renew: Renew | None,
 ) -> int:
-    """Named tasks: all that can be are; the first that cannot be is then reported."""
+    """Redrive every named task that can be redriven, then raise the first error."""
     problem: LodeqError | None = None
     count = 0
     for task_id in ids:
@@ -518,20 +525,22 @@ async def _redrive_ids(
 
 
 async def purge(
-    engine_state: EngineState, tenant_queues: Sequence[TenantQueue], state: str | None
+    state: EngineState, tenant_queues: Sequence[TenantQueue], task_state: str | None
 ) -> int:
     """See ``Queue.purge``."""
-    if state is not None and (not isinstance(state, str) or state not in PURGE_STATES):
-        raise UsageError(f"state {state!r} is not one of {', '.join(PURGE_STATES)}, or None")
-    if state is None:
+    if task_state is not None and (
+        not isinstance(task_state, str) or task_state not in PURGE_STATES
+    ):
+        raise UsageError(f"state {task_state!r} is not one of {', '.join(PURGE_STATES)}, or None")
+    if task_state is None:
         kinds, delayed = list(dict.fromkeys(PURGE_STATES.values())), ""
     else:
-        kinds, delayed = [PURGE_STATES[state]], state
+        kinds, delayed = [PURGE_STATES[task_state]], task_state
 
     def act(group: Group, location: TaskLocation) -> bool:
-        return _purge_one(engine_state, group, location)
+        return _purge_one(state, group, location)
 
-    return await _all(engine_state, tenant_queues, kinds, act, delayed=delayed)
+    return await _all(state, tenant_queues, kinds, act, delayed=delayed)
 
 
 def _purge_one(state: EngineState, group: Group, location: TaskLocation) -> bool:
@@ -541,7 +550,7 @@ def _purge_one(state: EngineState, group: Group, location: TaskLocation) -> bool
 
 # -- pause -----------------------------------------------------------------------------
 
-_PAUSES = 256  # of one batch
+_PAUSES = 256  # tenants whose pause is written in one batch
 
 
 async def pause(state: EngineState, queue: bytes, tenant: bytes | None) -> None:

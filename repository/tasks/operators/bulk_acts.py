@@ -64,7 +64,7 @@ from ...state.rows.task_location import (
     read_task,
     task_location,
 )
-from ...state.turns import Batches
+from ...state.turns import PacedGroups
 from ..lookup import Payloads
 from ..task_end import end_task, finish
 from .admin import Renew, redrive_one
@@ -256,20 +256,20 @@ async def _each(state: EngineState, tasks: list[Task], do: _Do) -> dict[str | No
     out: dict[str | None, list[bytes]] = {}
     for index, of_shard in sorted(by_shard.items()):
         shard = state.shards[index]
-        batches = Batches(state, shard)
+        groups = PacedGroups(state, shard)
         for start in range(0, len(of_shard), _SLICE):
             if not shard.coalescer.has_capacity:
                 await state.backpressure(shard)
             part = of_shard[start : start + _SLICE]
             for task in part:
-                group = await batches.group()
+                group = await groups.group()
                 try:
                     with group:
                         why = do(state, group, shard, task)
                 except CorruptionError as error:
                     why = str(error)
                 out.setdefault(why, []).append(task.id)
-            await batches.commit()
+            await groups.commit()
             state.check()
         if final := out.pop(_FINAL, None):
             await _delete_final(state, shard, {task.id: task for task in of_shard}, final, out)

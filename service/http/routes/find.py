@@ -33,6 +33,8 @@ __all__ = ["act", "check_open", "count", "export", "find"]
     },
     needs=Role.READER,
     names=filtered_queue,
+    changes=False,
+    is_checked_again=True,
 )
 async def find(context: RequestContext, document: schemas.Find) -> Response:
     """List a page of the tasks that a filter means."""
@@ -60,6 +62,7 @@ async def find(context: RequestContext, document: schemas.Find) -> Response:
     media=[one.partition(";")[0] for one in MEDIA_TYPES.values()],
     needs=Role.READER,
     names=filtered_queue,
+    changes=False,
 )
 async def export(context: RequestContext, document: schemas.ExportFound) -> Response:
     """Stream all tasks that a filter means, as lines of JSON, CSV or Parquet."""
@@ -101,6 +104,8 @@ async def _found(
     {"count": schemas.Count, "is_exact": bool, "has_cut_previews": bool},
     needs=Role.READER,
     names=filtered_queue,
+    changes=False,
+    is_checked_again=True,
 )
 async def count(context: RequestContext, document: schemas.Counted) -> Response:
     """Count the tasks that a filter means."""

@@ -363,7 +363,11 @@ async def health(context: RequestContext) -> Response:
 
 
 @operation(
-    "POST /verify", {"ok": bool, "findings": list[dict[str, Any]]}, needs=Role.ADMIN, names=WHOLE
+    "POST /verify",
+    {"ok": bool, "findings": list[dict[str, Any]]},
+    needs=Role.ADMIN,
+    names=WHOLE,
+    changes=False,
 )
 async def verify(context: RequestContext) -> Response:
     """Check every row."""
