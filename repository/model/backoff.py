@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ...engine.records.policy import BackoffKind, Policy
 from ...engine.runtime.ids import IdSource
-from ...errors import InvariantError
 
 __all__ = ["delay_ms_of"]
 
@@ -25,6 +24,4 @@ def delay_ms_of(policy: Policy, attempt: int, ids: IdSource) -> int:
         delay = delay / 2 + ids.uniform() * delay / 2
     elif kind == BackoffKind.FULL_JITTER:
         delay = ids.uniform() * delay
-    elif kind != BackoffKind.EXPONENTIAL:
-        raise InvariantError(f"backoff kind {kind} is unknown")
     return round(delay)

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from lodeq.engine.records.policy import BackoffKind, Policy
 from lodeq.engine.runtime.ids import IdSource, SeededRng
-from lodeq.errors import InvariantError
 from lodeq.repository.model.backoff import delay_ms_of
 
 KINDS = list(BackoffKind)
@@ -75,9 +74,3 @@ def test_jitter_is_random(kind: BackoffKind) -> None:
 def test_jitter_follows_the_seed(kind: BackoffKind) -> None:
     one, same, other = ([delay_ms_of(policy(kind), 4, ids(seed))] for seed in (1, 1, 2))
     assert one == same != other
-
-
-@pytest.mark.parametrize("base", [0, 1000])
-def test_an_unknown_kind_is_no_curve(base: int) -> None:
-    with pytest.raises(InvariantError, match="99"):
-        delay_ms_of(Policy(5, 99, 2.0, base, 60_000, 0, 0), 1, ids())
