@@ -224,6 +224,8 @@ def _claimed(h: Inference, call: Call, delivered: Sequence[Any]) -> None:
         queue, tenant = task.queue_model.name
         if (queue, tenant) not in call.keys and (queue, None) not in call.keys:
             raise h.fail(task, 2, "delivered from a queue it is not in")
+        if _is_late(call, task, epoch):
+            continue
         before = pending(attempt - 1)
         if before not in task.states:
             states = h.possible(task)
@@ -242,7 +244,7 @@ def _claimed(h: Inference, call: Call, delivered: Sequence[Any]) -> None:
         if 0 < h.wall_max_us < task.not_before_us() - _SLACK_US:
             early_us = task.not_before_us() - h.wall_max_us
             raise h.fail(task, 9, f"delivered {early_us} µs before its time")
-        task.epoch = epoch
+        task.epoch, task.granted_at = epoch, h.at
         new = (leased(attempt, epoch, flags),)
         h.narrow(
             task,
@@ -255,6 +257,11 @@ def _claimed(h: Inference, call: Call, delivered: Sequence[Any]) -> None:
         task.since_us = call.wall_us
         task.due_us = 0
         task.deliveries += 1
+
+
+def _is_late(call: Call, task: TaskModel, epoch: int) -> bool:
+    """Return whether a later claim was answered before this one, whose lease was over by then."""
+    return epoch < task.epoch and call.at < task.granted_at
 
 
 def _held(h: Inference, call: Call, delivered: Sequence[Any]) -> None:
@@ -270,11 +277,11 @@ def _held(h: Inference, call: Call, delivered: Sequence[Any]) -> None:
             raise h.fail(task, 2, "delivered from a queue it is not in")
         before = {("dead", attempt, 0, 0), held(attempt, 0, flags), held(attempt, 0, flags | SHORT)}
         states = h.possible(task)
-        if not before & states and epoch < task.epoch:
+        if _is_late(call, task, epoch) or (not before & states and epoch < task.epoch):
             continue  # its lease was over before this answer could be given
         if epoch <= task.epoch:
             raise h.fail(task, 5, f"epoch {epoch} after {task.epoch}")
-        task.epoch = epoch
+        task.epoch, task.granted_at = epoch, h.at
         new = (held(attempt, epoch, flags),)
         h.narrow(
             task,

@@ -144,6 +144,7 @@ class TaskModel:
         "epoch",
         "first",
         "follower",
+        "granted_at",
         "id",
         "is_alone",
         "is_doubtful",
@@ -190,6 +191,7 @@ class TaskModel:
         self.id = ""
         self.shard = -1
         self.epoch = 0
+        self.granted_at = 0  # when the claim that has told that epoch was answered
         self.until_us = FOREVER_US  # monotonic: before it the lease in hand is not reaped
         self.since_us = call.wall_us  # wall: it has ended later than this, if it has
         self.due_us = 0  # wall: not before it, after a nack or a release with a delay

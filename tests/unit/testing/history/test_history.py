@@ -97,6 +97,13 @@ BARE = [enqueue(1, new(1, retention_us=0)), *HELD[1:]]  # its end leaves nothing
 PURGE = ["i", 4, "purge", {"queue": "q", "tenant": "", "state": None}]
 LATE = enqueue(1, new(1, delay_us=10 * S))
 BRIEF = enqueue(1, new(1, ttl_us=5 * S))
+# Its only lease ran out before the claim that had it was answered; somebody redrives the dead letter.
+REDRIVEN_MEANWHILE = [
+    timed(enqueue(1, new(1, attempts=1)), 1), timed(got(1, receipt(A)), 1),
+    timed(claim(2, lease_us=S), 1),
+    timed(["i", 3, "claim_dead", {"queue": "q", "tenant": "", "limit": 1, "lease_us": 90 * S}], 4),
+    timed(got(3, (1, A, 1, 6)), 4), timed(on(4, "redrive_lease", epoch=6), 4),
+]  # fmt: skip
 # A (9) and B (5), then C (9), which B's claim must not pass over.
 RANKED = [*ONE, enqueue(2, new(2, priority=9)), got(2, receipt(B))]
 
@@ -209,6 +216,8 @@ KEPT = {
     "a cancelled claim had it": [
         *RANKED, claim(8), claim(3), got(3, (1, A, 1, 5)), ["c", 8], claim(4),
         got(4, (2, B, 1, 6))],
+    "answered with a lease that was over, and granted anew": [
+        *REDRIVEN_MEANWHILE, timed(got(2, (1, A, 1, 5)), 5), timed(ok(4), 5)],
     "starvation": [*RANKED, claim(3, starvation=True), got(3, (1, A, 1, 5)), claim(4),
                    got(4, (2, B, 1, 6))],
     "released, then in order again": [
@@ -252,6 +261,8 @@ BROKEN = {
     "two places": (11, [*ONE, KILL, found([A, 1, [["ready", 0, 0], ["leased", 1, 5]]])]),
     "still leased": (5, [*HELD, KILL, found(at(1, "leased", 1, 5))]),
     "a lower epoch": (5, [*HELD, KILL, found(at(1, attempts=1)), AGAIN, got(4, (1, A, 2, 4))]),
+    "a lower epoch by a claim that began later": (5, [
+        *REDRIVEN_MEANWHILE, timed(claim(5), 5), timed(got(5, (1, A, 1, 5)), 5)]),
     "the same epoch": (5, [*HELD, KILL, found(at(1, attempts=1)), AGAIN, got(4, (1, A, 2, 5))]),
     "an attempt too many": (6, [*HELD, KILL, found(at(1, attempts=2))]),
     "an attempt too few": (6, [*HELD, KILL, found(at(1))]),
