@@ -146,7 +146,8 @@ async def search_store(folder: Path, n: int) -> dict[str, Any]:
         }
         (last,) = await engine.find(TaskFilter(state="completed"), limit=1)
         report["filters"] = {
-            name: await search(engine, meant) for name, meant in filters(last).items()
+            name: await search(engine, filters(last)[name])  # made now: ages count from now
+            for name in filters(last)
         }
         report["memory_highest"] = status_bytes("VmHWM")
         report["count"] = str(await engine.count(TaskFilter(state="completed")))

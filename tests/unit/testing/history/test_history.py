@@ -97,7 +97,7 @@ BARE = [enqueue(1, new(1, retention_us=0)), *HELD[1:]]  # its end leaves nothing
 PURGE = ["i", 4, "purge", {"queue": "q", "tenant": "", "state": None}]
 LATE = enqueue(1, new(1, delay_us=10 * S))
 BRIEF = enqueue(1, new(1, ttl_us=5 * S))
-# Its only lease ran out before the claim that had it was answered; somebody redrives the dead letter.
+# Its only lease ran out before the claim that had it was answered; its dead letter is redriven.
 REDRIVEN_MEANWHILE = [
     timed(enqueue(1, new(1, attempts=1)), 1), timed(got(1, receipt(A)), 1),
     timed(claim(2, lease_us=S), 1),
