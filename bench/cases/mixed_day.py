@@ -7,6 +7,7 @@ import contextlib
 import os
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from backlog import resident_mib
@@ -65,6 +66,13 @@ class Samples:
     async def take(self, every_s: float) -> None:
         """Take samples until it is cancelled."""
         done, at = self.day.counts["completed"], time.perf_counter()
+        # A thread of its own: the loop's pool would have one more once it met another's work.
+        with ThreadPoolExecutor(1) as own:
+            await self._take(every_s, own, done, at)
+
+    async def _take(self, every_s: float, own: ThreadPoolExecutor, done: int, at: float) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(own, int)  # it is there from the first sample on
         while True:
             await asyncio.sleep(max(0.0, at + every_s - time.perf_counter()))
             now, then = self.day.counts["completed"], time.perf_counter()
@@ -75,7 +83,7 @@ class Samples:
             self.tables.append(tables)
             self.descriptors.append(others)
             self.threads.append(len(os.listdir("/proc/self/task")))
-            size = await asyncio.to_thread(disk_bytes, self.folder)
+            size = await loop.run_in_executor(own, disk_bytes, self.folder)
             self.store_mib.append(size / 2**20)
 
 
