@@ -304,7 +304,7 @@ def _file_again(
     """File a result that is not due yet, or not any more.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         task_id: whose result it is.
         record: the result as it is now.
         at_ms: when it is due, wall milliseconds.

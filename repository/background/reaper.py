@@ -468,7 +468,7 @@ def promote(state: EngineState, group: Group, shard_queue: ShardQueue) -> None:
 
     Args:
         state: the engine's state.
-        group: the open group of the shard queue's shard; the rows go into it.
+        group: of the shard queue's shard; gets the rows.
         shard_queue: with delayed tasks; when its next one is due is found anew.
     """
     now_ms = state.clock.wall_us() // 1000

@@ -551,7 +551,7 @@ class EngineState:
         """A task is ready: row, counter, ready cache, turn, waiters. ``index`` is 9 - priority.
 
         Args:
-            group: the open group of the task's shard; the rows go into it.
+            group: of the task's shard; gets the rows.
             shard_queue: where it becomes ready.
             index: 9 - priority.
             key: the ready key.
@@ -576,7 +576,7 @@ class EngineState:
         """The memory side of ``put_ready``; the row itself is queued by the caller.
 
         Args:
-            group: the open group of the task's shard; the rows go into it.
+            group: of the task's shard; gets the rows.
             shard_queue: where it becomes ready.
             index: 9 - priority.
             cached_row: as ``ReadyCache`` holds it.
@@ -663,7 +663,7 @@ class EngineState:
         """A task waits until ``due_ms``; ``row`` is the encoded value.
 
         Args:
-            group: the open group of the task's shard; the rows go into it.
+            group: of the task's shard; gets the rows.
             key: the delayed key.
             due_ms: wall milliseconds.
             row: the encoded value.
@@ -734,7 +734,7 @@ class EngineState:
 
         Args:
             shard: of the task.
-            group: the open group of the task's shard; the rows go into it.
+            group: of the task's shard; gets the rows.
             at_ms: wall milliseconds, rounded up to a second.
             entry: kind and key, 17 bytes (engine/records/rows.py).
         """
@@ -753,7 +753,7 @@ class EngineState:
 
         Args:
             shard: of the tasks.
-            group: the open group of the task's shard; the rows go into it.
+            group: of the task's shard; gets the rows.
             at_ms: when the results are due, wall milliseconds.
             shard_queue: whose counter has the results.
             kind: of the entries: ``GOES`` (unread: the result is final), ``LOSES_VALUE``, ``READ``.

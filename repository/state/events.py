@@ -42,7 +42,7 @@ def emit(
     """One event; ``text`` is a worker or a reason.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         kind: one of engine/records/events.py.
         attempts: runs so far, this one included.
         time_us: wall microseconds.
@@ -60,7 +60,7 @@ def emit_leases(
     """The same event of many leases. ``reason`` None: the text is each one's worker.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         kind: one of engine/records/events.py.
         leases: neighbours with the same tenant queue, priority and attempt share a record.
         time_us: wall microseconds.

@@ -242,7 +242,7 @@ def expire_row(state: EngineState, group: Group, shard_queue: ShardQueue, row: R
     """A popped row turned out to be past its TTL: it ends here instead of being delivered.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         shard_queue: of the row; its ready counter has been taken down for it.
         row: as it was popped.
     """

@@ -129,7 +129,7 @@ def place(
     """Queue a new task's rows: the heart of every enqueue, ``+t +q`` (and ``+g``, ``+b +o``).
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         encoded: its payload is written first if it goes to a body file.
         task_id: new, of a slot of ``shard``.
         now_us: wall microseconds.
@@ -273,7 +273,7 @@ def place_keyed(
 
     Args:
         shard: the one the key routes to.
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         encoded: with a dedup key.
         task_id: new; not used where the key is held.
         now_us: wall microseconds.

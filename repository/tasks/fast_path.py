@@ -69,7 +69,7 @@ def place_plain(
     """``place`` for tasks without options, in one tight loop: everything looked up once.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         shard_queue: of the queue on the group's shard.
         shared: of the queue.
         encoded: (kind, bytes) of each payload.

@@ -81,7 +81,7 @@ def set_aside(
 
     Args:
         state: the engine's state.
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         shard_queue: of the row.
         row: one that ``admits`` has refused.
         record: of the task.

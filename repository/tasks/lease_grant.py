@@ -59,7 +59,7 @@ def grant(
     the events, also of those before what is raised.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         shard_queue: of the first row.
         rows: (row, record), popped, in claim order.
         now_us: wall microseconds.

@@ -121,7 +121,7 @@ def place_task(
     Args:
         state: the engine's state.
         shard: of the task.
-        group: the open group of the shard; the rows go into it.
+        group: of the shard; gets the rows.
         shard_queue: of the queue on the shard.
         shared: of the queue.
         task_id: new, of a slot of ``shard``.

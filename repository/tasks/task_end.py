@@ -103,7 +103,7 @@ def leave_lease(state: EngineState, group: Group, lease: LeaseState) -> None:
 
     Args:
         state: the engine's state.
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         lease: a live one, in the engine's lease table.
     """
     if state.progress:
@@ -133,7 +133,7 @@ def finish(
     """One task is over, without a value.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         lease: a live one, in the engine's lease table.
         status: how it ended.
         error: kept in the result.
@@ -155,7 +155,7 @@ def finish_all(
     Nearly every complete comes through here, so what a run has in common is looked up once.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         ends: of live leases, all of the group's shard.
         status: how they ended.
         keep: False stores no results.
@@ -296,7 +296,7 @@ def finish_one(
     """``finish_all`` for one completed task, without the loop.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         lease: a live one, in the engine's lease table.
         flags: of the result record: value kind, compression, whether there is a value.
         value: as it is stored.
@@ -407,7 +407,7 @@ def die(
     One that was dead when it was claimed is laid back as it was.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         lease: a live one, in the engine's lease table.
         reason: kept with the dead letter, in the result and with the attempt.
         outcome: of the run: ``Outcome``.
@@ -493,7 +493,7 @@ def bury_at(
     """The dead row, its moved row, its counter, its own end.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         attempts: runs so far.
         record_bytes: of the whole task record.
         reason: kept with the dead letter.
@@ -519,7 +519,7 @@ def lay_back(state: EngineState, group: Group, lease: LeaseState) -> None:
 
     Args:
         state: the engine's state.
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         lease: a live one of a dead letter, in the engine's lease table.
     """
     shard_queue, key = lease.shard_queue, lease.key
@@ -564,7 +564,7 @@ def step_behind(
     """A ready row that was popped cannot be delivered now: ``-q(r) +q(d) +s``, no run counted.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         shard_queue: of the row.
         row: a ready one, popped.
         reason: kept with the task.
@@ -587,7 +587,7 @@ def bury_row(
     """A ready row that was popped but cannot be delivered.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         shard_queue: of the row.
         row: a ready one, popped.
         reason: kept with the dead letter and in the result.
@@ -688,7 +688,7 @@ def end_task(
     Its dedup key, which only the record has, is left to the next enqueue of that key.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         location: of the task, as of this atomic section.
         status: None writes no result (it has one: the task was dead).
         error: kept in the result.
@@ -751,7 +751,7 @@ def put_back(
     A dead letter is laid back as it was.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         lease: a live one, in the engine's lease table.
         delay_ms: until it is ready again; 0: at once.
         reason: kept with the task.

@@ -298,7 +298,7 @@ def _take_again(
     Args:
         state: of the engine.
         shard: of the workflow.
-        group: the open group of the shard; the rows go into it.
+        group: of the shard; gets the rows.
         workflow: its id.
         source: the part's task.
         is_now: it was redriven by hand before: if it has ended since, it counts by that end.

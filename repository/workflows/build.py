@@ -157,7 +157,7 @@ def put_callback(
     """The callback waits from the start; what it was enqueued with is kept for a redrive.
 
     Args:
-        group: the open group of the workflow's shard; the rows go into it.
+        group: of the workflow's shard; gets the rows.
         callback: encoded; its payload is written.
         task_id: new, of the workflow's slot.
         workflow: its id.

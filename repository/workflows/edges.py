@@ -36,7 +36,7 @@ def put_edge(group: Group, shard: Shard, task_id: bytes, edge: Edge) -> None:
     """Add an edge to a task's; LimitError where it has too many.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         shard: of the task.
         task_id: whose end concerns the join.
         edge: what it is to the join.
@@ -55,7 +55,7 @@ def drop_edge(group: Group, shard: Shard, task_id: bytes, join: bytes) -> None:
     """Take the edges to one join from a task's.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         shard: of the task.
         task_id: whose edges.
         join: which is forgotten.

@@ -143,7 +143,7 @@ class Joins:
         """Count the end of a member in all its joins.
 
         Args:
-            group: the open group of the task's shard; the rows go into it.
+            group: of the task's shard; gets the rows.
             shard: of the task.
             task_id: of the member.
             status: how it ended; 0: a dead letter is deleted.
@@ -205,7 +205,7 @@ class Joins:
         """One end in one join: the part's row, and the join's counter. Returns whether it is new.
 
         Args:
-            group: the open group of the join's shard; the rows go into it.
+            group: of the join's shard; gets the rows.
             shard: of the join.
             join: its id.
             number: of the part.
@@ -244,7 +244,7 @@ class Joins:
         """A dead member runs again: joins that wait for that take its end back. See ``JoinCounts``.
 
         Args:
-            group: the open group of the task's shard; the rows go into it.
+            group: of the task's shard; gets the rows.
             shard: of the task.
             task_id: of the member.
         """
@@ -280,7 +280,7 @@ class Joins:
         """Queue the join's row, and fire it if nothing it waits for is left.
 
         Args:
-            group: the open group of the join's shard; the rows go into it.
+            group: of the join's shard; gets the rows.
             shard: of the join.
             join: its id.
             record: as it is from now on.
@@ -319,7 +319,7 @@ class Joins:
         """A waiting task becomes ready: ``-q(d) +q(r) +s``. Any other is left where it is.
 
         Args:
-            group: the open group of the task's shard; the rows go into it.
+            group: of the task's shard; gets the rows.
             shard: of the task.
             target: its id.
             now_us: wall microseconds.
@@ -667,7 +667,7 @@ class Joins:
         """Have the end of a task that is under way count in a join: its edge, and its flag.
 
         Args:
-            group: the open group of the task's shard; the rows go into it.
+            group: of the task's shard; gets the rows.
             shard: of the task.
             source: its id; it is leased, ready, delayed, waiting or dead.
             edge: what it is to the join.

@@ -71,7 +71,7 @@ def take_back(group: Group, shard: Shard, task_id: bytes, now_us: int) -> bool:
     """A dead task is redriven: what waits for that hears of it. Whether the outbox has to tell.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         shard: of the task.
         task_id: its id.
         now_us: wall microseconds.
@@ -100,7 +100,7 @@ def uncount(group: Group, shard: Shard, join: bytes, number: int, source: bytes)
     """A part on the join's own slot is under way again, and the join waits for it.
 
     Args:
-        group: the open group of the join's shard; the rows go into it.
+        group: of the join's shard; gets the rows.
         shard: of the join.
         join: its id.
         number: of the part.

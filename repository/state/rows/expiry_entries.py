@@ -69,7 +69,7 @@ def drop_with_entries(
     Those that a workflow may still read stay.
 
     Args:
-        group: the open group of the shard; the rows go into it.
+        group: of the shard; gets the rows.
         key: of the expiry row.
         raw: the row.
         meant: ids, and when each of these tasks ended, ms since 1970; another end is left alone.

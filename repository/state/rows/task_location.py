@@ -191,7 +191,7 @@ def forget_ghost(state: EngineState, shard: Shard, group: Group, task: TaskRecor
 
     Args:
         shard: of the task.
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         task: its record, with a ghost of its own.
     """
     if task.ghost_expires_ms > state.clock.wall_us() // 1000:
@@ -216,7 +216,7 @@ def end_at(
     Reads come before the first change: whatever they raise, the task is still where it was.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         location: of the task, as of this atomic section.
         task: its record.
         status: None writes no result (it has one: the task was dead).
@@ -297,7 +297,7 @@ def put_result(
     """A result that has no value, or whose value goes with it, is kept until ``expires_ms``.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         shard_queue: whose counter it goes into.
         record: the encoded result.
         expires_ms: wall milliseconds.
@@ -318,7 +318,7 @@ def drop_result(
     """A result goes: ``-r``, and its counter. What is known of its attempts stays.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         task_id: whose result it is.
         queue: as the result names it: the shard queue whose counter has it.
         tenant: as ``queue``.
@@ -338,7 +338,7 @@ def forget_result(
     A dead letter that is still there keeps its attempts: they go with the task.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         task_id: whose result it is.
         record: the result.
     """

@@ -380,7 +380,7 @@ def redrive_one(
     """Put a dead task back to the tail with a fresh set of attempts; or say why that cannot be.
 
     Args:
-        group: the open group of the task's shard; the rows go into it.
+        group: of the task's shard; gets the rows.
         location: of a dead task.
         is_held: make it waiting instead of ready; its join releases it.
         renew: returns the policy it is to have from now on; None keeps that of its record.
