@@ -115,9 +115,8 @@ def _note_progress(state: EngineState, shard: Shard) -> Generator[None, None, No
     for rows in row_parts(shard, PROGRESS, PROGRESS_END):
         for key, raw in rows:
             record = attempt(decode_progress, raw)
-            state.progress[key[ROW_ID]] = record or ProgressRecord(
-                0, None, b""
-            )  # dropped in its turn
+            # A damaged one is dropped in its turn.
+            state.progress[key[ROW_ID]] = record or ProgressRecord(0, None, b"")
         if rows:
             yield
 

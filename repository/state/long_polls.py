@@ -90,7 +90,7 @@ class ClaimRequest:
 
     @property
     def skips(self) -> Skips:
-        """What it passes over."""
+        """The tenants and functions that it passes over."""
         return self.skipped, self.skipped_functions
 
     @property

@@ -1,4 +1,4 @@
-"""What a claim passes over: tasks for functions that its caller does not know, in a rolling deploy.
+"""Claims that pass over tasks for functions that their callers do not know, in a rolling deploy.
 
 The line is ordered by priority and age, and its rows name no function. So such a claim looks at
 the records of the first rows in line, a bounded number, takes the first that it may, and puts the

@@ -99,11 +99,13 @@ LATE = enqueue(1, new(1, delay_us=10 * S))
 BRIEF = enqueue(1, new(1, ttl_us=5 * S))
 # Its only lease ran out before the claim that had it was answered; its dead letter is redriven.
 REDRIVEN_MEANWHILE = [
-    timed(enqueue(1, new(1, attempts=1)), 1), timed(got(1, receipt(A)), 1),
+    timed(enqueue(1, new(1, attempts=1)), 1),
+    timed(got(1, receipt(A)), 1),
     timed(claim(2, lease_us=S), 1),
     timed(["i", 3, "claim_dead", {"queue": "q", "tenant": "", "limit": 1, "lease_us": 90 * S}], 4),
-    timed(got(3, (1, A, 1, 6)), 4), timed(on(4, "redrive_lease", epoch=6), 4),
-]  # fmt: skip
+    timed(got(3, (1, A, 1, 6)), 4),
+    timed(on(4, "redrive_lease", epoch=6), 4),
+]
 # A (9) and B (5), then C (9), which B's claim must not pass over.
 RANKED = [*ONE, enqueue(2, new(2, priority=9)), got(2, receipt(B))]
 
