@@ -16,7 +16,8 @@ What the log service keeps for one *cluster* (all replicas of one store):
 
 Promises of an adapter:
 
-1. *Linearizable.* ``read`` and ``tail`` see every append that was answered before they were called.
+1. *Linearizable.* ``state`` sees every append that was answered before it was called, and so does a
+   ``read`` that finds nothing. One that finds records may leave out the newest of them.
 2. *Fenced.* An append takes effect only while its term leads its shard and no other record has
    come since; a term is taken by one campaign and never comes back.
 3. *Once.* ``append`` is repeated by the adapter until it has an answer; the record's nonce tells
@@ -59,6 +60,7 @@ __all__ = [
     "ShardState",
     "SharedLog",
     "Term",
+    "add_change",
     "check_node",
     "index_of",
 ]
@@ -284,10 +286,20 @@ class LogSpace:
 class Change(NamedTuple):
     """A hint from ``watch``: something about ``shard`` is different.
 
-    -1: about members; ``PLACEMENTS``: about placements or departures.
+    Attributes:
+        shard: which; -1: members; ``PLACEMENTS``: placements or departures.
+        last: nothing but entries up to this index were added; 0: it may be anything.
     """
 
     shard: int
+    last: int = 0
+
+
+def add_change(changes: dict[int, int], change: Change) -> None:
+    """Merge a hint into those that nobody has heard yet, which have their ``last`` by shard."""
+    shard, last = change
+    known = changes.get(shard, last)
+    changes[shard] = max(known, last) if known and last else 0
 
 
 class SharedLog(Protocol):

@@ -468,7 +468,7 @@ class LogReplicator:
                 shard = self._shards[change.shard]
                 # A leader knows what it appends; the poll tells enough of shards elsewhere.
                 if shard.role in (Role.FOLLOWING, Role.LEAVING):
-                    shard.wake.set()
+                    shard.hear(change.last)
             elif group:
                 continue  # members and placements are those of the first one
             elif change.shard == PLACEMENTS:

@@ -64,6 +64,7 @@ class ShardReplica:
         self.seen = ShardState(shard, None, 0, 0)  # the log, as last seen
         self.behind_floor = 0  # the floor that this replica is behind; 0: it is not
         self.problem: str | None = None
+        self.heard = 0  # the last entry that a hint has told of
         self.wake = Signal(node.waiting)
         self.proposals = Proposals(node, shard, self._entered, self._append_failed)
         self.can_lead = True
@@ -102,6 +103,13 @@ class ShardReplica:
         if not self.takes_proposals:
             raise NotLeaderError(f"this node does not lead shard {self.shard}: retry")
         self.proposals.add(commit_seq, ops, done)
+
+    def hear(self, last: int) -> None:
+        """Take a hint: entries up to ``last`` were added; 0: look at everything."""
+        if 0 < last <= self.delivered:
+            return
+        self.heard = max(self.heard, last)
+        self.wake.set()
 
     def see(self, state: ShardState, changes: int, delivered: int) -> None:
         """Take a state that was asked for when there were so many changes and entries delivered."""
@@ -327,6 +335,8 @@ class ShardReplica:
                 await self.node.waiting.spawner.checkpoint()
                 if self.changes != changes:
                     return is_any
+            if self.delivered >= self.heard and sum(r.size for r in records) < READ_BYTES_MAX // 2:
+                return is_any  # a hint or the poll tells of more
 
     # -- leading -----------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from ..port import PLACEMENTS, Change, LogUnavailableError
+from ..port import PLACEMENTS, Change, LogUnavailableError, add_change
 from . import rpc_pb2 as pb
 from .endpoints import Endpoints
 from .keys import Keys
@@ -45,8 +45,8 @@ async def watch_changes(
         try:
             async with aclosing(_answers(stream, keys, starts, endpoints)) as answers:
                 async for answer in answers:
-                    for shard in _changed(answer, keys, starts, shards()):
-                        yield Change(shard)
+                    for change in _changed(answer, keys, starts, shards()):
+                        yield change
                     if answer.canceled:
                         break
         except grpc.RpcError as error:
@@ -58,17 +58,22 @@ async def watch_changes(
         await asyncio.sleep(_PAUSE_S)
 
 
-def _changed(answer: pb.WatchResponse, keys: Keys, starts: list[int], shards: int) -> list[int]:
-    """The shards that an answer is about; where its range goes on is noted in ``starts``."""
+def _changed(
+    answer: pb.WatchResponse, keys: Keys, starts: list[int], shards: int
+) -> list[Change]:
+    """The hints that an answer gives; where its range goes on is noted in ``starts``."""
     number = answer.watch_id - 1
     if not 0 <= number < len(starts):
         return []
     if answer.compact_revision:
         starts[number] = max(starts[number], answer.compact_revision)
-        return list(range(PLACEMENTS, shards))
+        return [Change(shard) for shard in range(PLACEMENTS, shards)]
+    found: dict[int, int] = {}
     for event in answer.events:
         starts[number] = max(starts[number], event.kv.mod_revision + 1)
-    return sorted({keys.shard_in(event.kv.key) for event in answer.events})
+        key, value = event.kv.key, event.kv.value
+        add_change(found, Change(keys.shard_in(key), keys.tail_in(key, value)))
+    return [Change(*one) for one in sorted(found.items())]
 
 
 async def _refresh_token(endpoints: Endpoints) -> None:

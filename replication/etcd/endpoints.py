@@ -172,6 +172,36 @@ class Endpoints:
             if len(failures) % len(self.members) == 0:
                 await asyncio.sleep(_ROUND_PAUSE_S)
 
+    def prefer(self, member: Member) -> None:
+        """Ask this one first from now on."""
+        self.at = self.members.index(member)
+
+    async def ask_near(self, request: pb.TxnRequest) -> pb.TxnResponse | None:
+        """What one member has, without asking the others; None: it lags behind, or says nothing.
+
+        What it has is committed, and as of one moment; there may be more.
+
+        Args:
+            request: one that only reads, every read of it with ``is_near``.
+
+        Raises:
+            LogRolledBackError: it belongs to another etcd.
+        """
+        if self._broken is not None:
+            raise self._broken
+        if self.is_closed or not self.members:
+            raise ClosedError("the connection to etcd is closed")
+        floor, member = self.revision, self.members[self.at]
+        try:
+            answer: pb.TxnResponse = await self._ask(member, Rpc.TXN, request, self.try_s)
+        except grpc.RpcError:
+            return None
+        self.check_id(answer.header)
+        if answer.header.revision < floor:
+            return None
+        self.check(answer.header, floor)
+        return answer
+
     async def ask(self, member: Member, rpc: Rpc, request: Any, timeout_s: float) -> Any:
         """Ask one member once, and check where its answer comes from.
 
@@ -189,18 +219,21 @@ class Endpoints:
         if self._broken is not None:
             raise self._broken
         floor = self.revision
-        try:
-            answer = await member.call(rpc, request, timeout_s, self.metadata)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if self.is_closed and not (task and task.cancelling()):  # by gRPC
-                raise ClosedError("the connection to etcd is closed") from error
-            raise
+        answer = await self._ask(member, rpc, request, timeout_s)
         if rpc is Rpc.TXN:
             self.check(answer.header, floor)
         else:
             self.check_id(answer.header)
         return answer
+
+    async def _ask(self, member: Member, rpc: Rpc, request: Any, timeout_s: float) -> Any:
+        try:
+            return await member.call(rpc, request, timeout_s, self.metadata)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if self.is_closed and not (task and task.cancelling()):  # by gRPC
+                raise ClosedError("the connection to etcd is closed") from error
+            raise
 
     @property
     def metadata(self) -> Metadata:

@@ -104,6 +104,11 @@ class Keys:
         is_shard = family in {b"leader", b"tail", b"floor", b"fence"} and name.isdigit()
         return int(name) if is_shard else -1
 
+    def tail_in(self, key: bytes, value: bytes) -> int:
+        """The index that a tail moved to; 0: the key is no tail."""
+        is_tail = key.startswith(b"tail/", len(self.prefix)) and value.isdigit()
+        return int(value) if is_tail else 0
+
     def parse_log(self, key: bytes, shard: int) -> LogKey:
         """What a key of a shard's log says; ``RecordCorruptError`` if it is none."""
         start = len(self.record(shard, 0)) - 20

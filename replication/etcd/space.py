@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
 
 import grpc
@@ -80,15 +81,27 @@ class Space:
         Raises:
             LogUnavailableError: no member answered.
         """
-        statuses = [status for _, status in await self._statuses()]
-        if not statuses:
+        found = await self._statuses()
+        if not found:
             raise LogUnavailableError("no member of etcd said how much space it uses")
+        self._prefer_leader(found)
+        statuses = [status for _, status in found]
         return LogSpace(
             used_bytes=max(status.dbSizeInUse for status in statuses),
             file_bytes=max(status.dbSize for status in statuses),
             quota_bytes=min(status.dbSizeQuota or self._address.quota_bytes for status in statuses),
             is_full=any("NOSPACE" in error for status in statuses for error in status.errors),
         )
+
+    def _prefer_leader(self, found: Sequence[tuple[Member, pb.StatusResponse]]) -> None:
+        """Ask the leader of etcd first: any other member sends on to it what changes something."""
+        leaders = [
+            (status.header.raft_term, number)
+            for number, (_, status) in enumerate(found)
+            if status.leader == status.header.member_id
+        ]
+        if leaders:  # two of them: one does not know yet that it was replaced
+            self._endpoints.prefer(found[max(leaders)[1]][0])
 
     async def compact_sometimes(self) -> None:
         """Compact when enough revisions have come since the last time."""

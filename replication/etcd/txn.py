@@ -47,13 +47,19 @@ def delete(key: bytes, end: bytes = b"") -> pb.RequestOp:
     return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key, range_end=end))
 
 
-def get(key: bytes) -> pb.RequestOp:
-    """Read one key."""
-    return pb.RequestOp(request_range=pb.RangeRequest(key=key))
+def get(key: bytes, *, is_near: bool = False) -> pb.RequestOp:
+    """Read one key; ``is_near``: as the member that is asked has it, which may lag."""
+    return pb.RequestOp(request_range=pb.RangeRequest(key=key, serializable=is_near))
 
 
 def scan(
-    key: bytes, end: bytes, *, limit: int = 0, is_keys_only: bool = False, is_reversed: bool = False
+    key: bytes,
+    end: bytes,
+    *,
+    limit: int = 0,
+    is_keys_only: bool = False,
+    is_reversed: bool = False,
+    is_near: bool = False,
 ) -> pb.RequestOp:
     """Read the keys from ``key`` up to ``end``.
 
@@ -63,11 +69,17 @@ def scan(
         limit: how many at most; 0: all.
         is_keys_only: without their values.
         is_reversed: the last first.
+        is_near: as the member that is asked has them, which may lag.
     """
     order = pb.RangeRequest.DESCEND if is_reversed else pb.RangeRequest.NONE
     return pb.RequestOp(
         request_range=pb.RangeRequest(
-            key=key, range_end=end, limit=limit, keys_only=is_keys_only, sort_order=order
+            key=key,
+            range_end=end,
+            limit=limit,
+            keys_only=is_keys_only,
+            sort_order=order,
+            serializable=is_near,
         )
     )
 

@@ -30,6 +30,7 @@ from ..port import (
     SessionLostError,
     ShardState,
     Term,
+    add_change,
 )
 from ..record import LogRecord
 from ..waiting import Signal, Waiting
@@ -72,7 +73,7 @@ class MemoryLog:
         self.service = LogService(ttl_s, quota_bytes)
         self.record_bytes_max = record_bytes_max
         self.requests: dict[str, int] = {}  # by kind: how many have arrived
-        self._watchers: list[tuple[str, Callable[[int], None]]] = []
+        self._watchers: list[tuple[str, Callable[[Change], None]]] = []
         self._clients = 0
         self._looks_at = math.inf  # when sessions that are over are looked for
 
@@ -180,24 +181,24 @@ class MemoryLog:
 
     # -- hints -------------------------------------------------------------------------
 
-    def watch(self, node: str, hear: Callable[[int], None]) -> Callable[[], None]:
+    def watch(self, node: str, hear: Callable[[Change], None]) -> Callable[[], None]:
         """Call ``hear`` about changes; returns what ends that."""
         watcher = (node, hear)
         self._watchers.append(watcher)
         return lambda: self._watchers.remove(watcher)
 
     def _send_hints(self) -> None:
-        changed, self.service.changed = self.service.changed, []
+        changed, self.service.changed = self.service.changed, {}
         for node, hear in self._watchers:
-            for shard in changed:
+            for shard, last in changed.items():
                 for delay_s in self.network.hints(node):
-                    self.later(delay_s, partial(self._hint, node, hear, shard))
+                    self.later(delay_s, partial(self._hint, node, hear, Change(shard, last)))
 
-    def _hint(self, node: str, hear: Callable[[int], None], shard: int) -> None:
-        if self.network.holds(node, partial(self._hint, node, hear, shard)):
+    def _hint(self, node: str, hear: Callable[[Change], None], change: Change) -> None:
+        if self.network.holds(node, partial(self._hint, node, hear, change)):
             return
         if self.network.reaches(node):
-            hear(shard)
+            hear(change)
 
 
 class MemoryLogClient:
@@ -418,25 +419,24 @@ class MemoryLogClient:
 
     def watch(self) -> AsyncIterator[Change]:
         """See ``SharedLog.watch``."""
-        heard: dict[int, None] = {}
+        heard: dict[int, int] = {}
         signal = Signal(self._waiting)
 
-        def hear(shard: int) -> None:
-            heard[shard] = None
+        def hear(change: Change) -> None:
+            add_change(heard, change)
             signal.set()
 
         return self._changes(heard, signal, self.log.watch(self.node, hear))
 
     async def _changes(
-        self, heard: dict[int, None], signal: Signal, end: Callable[[], None]
+        self, heard: dict[int, int], signal: Signal, end: Callable[[], None]
     ) -> AsyncIterator[Change]:
         try:
             while True:
                 await signal.wait()
                 while heard:
                     shard = next(iter(heard))
-                    del heard[shard]
-                    yield Change(shard)
+                    yield Change(shard, heard.pop(shard))
         finally:
             end()
 

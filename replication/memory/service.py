@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ...errors import UsageError
 from ..port import (
     PLACEMENTS,
+    Change,
     Checkpoint,
     CompactedError,
     Departure,
@@ -26,6 +27,7 @@ from ..port import (
     SessionLostError,
     ShardState,
     Term,
+    add_change,
 )
 
 __all__ = ["LogService", "Stored", "Tries"]
@@ -90,7 +92,8 @@ class LogService:
         quota_bytes: how much of records it takes; what was truncated counts until ``compact``.
         is_full: the quota was reached: no write is taken.
         revision: grows with every change.
-        changed: shards that have changed since the hints were sent, ``MEMBERS`` for members.
+        changed: shards that have changed since the hints were sent, ``MEMBERS`` for members; with
+            the index of the last entry where entries were added and nothing else happened, or 0.
     """
 
     ttl_s: float
@@ -99,7 +102,7 @@ class LogService:
     is_full: bool = False
     revision: int = 1
     genesis: Genesis | None = None
-    changed: list[int] = field(default_factory=list)
+    changed: dict[int, int] = field(default_factory=dict)
     _shards: list[_Shard] = field(default_factory=list)
     _sessions: dict[int, _Session] = field(default_factory=dict)
     _members: dict[str, tuple[int, Member]] = field(default_factory=dict)
@@ -115,10 +118,9 @@ class LogService:
         """A snapshot."""
         return deepcopy(self)
 
-    def _note(self, shard: int) -> None:
+    def _note(self, shard: int, last: int = 0) -> None:
         self.revision += 1
-        if shard not in self.changed:
-            self.changed.append(shard)
+        add_change(self.changed, Change(shard, last))
 
     # -- genesis, members --------------------------------------------------------------
 
@@ -280,7 +282,7 @@ class LogService:
         self._used_bytes += len(raw)
         shard.firsts.append(tries.first)
         shard.tail = tries.last
-        self._note(tries.shard)
+        self._note(tries.shard, tries.last)
 
     def _may_append(self, tries: Tries) -> bool:
         shard = self._shards[tries.shard]
