@@ -35,6 +35,7 @@ from .waiting import Signal
 __all__ = ["Role", "ShardReplica"]
 
 STORE_RETRY_S = 0.1  # the store refuses writes for now
+FOLLOW_S = 0.02  # between two reads of a follower: each brings all records that came meanwhile
 STUCK_LOOKS = 3  # at a store that takes nothing, until its node does not lead
 READ_BYTES_MAX = 8 << 20
 APPLY_BYTES_MAX = 2 << 20  # in one write, for which the event loop stands still
@@ -65,6 +66,7 @@ class ShardReplica:
         self.behind_floor = 0  # the floor that this replica is behind; 0: it is not
         self.problem: str | None = None
         self.heard = 0  # the last entry that a hint has told of
+        self._is_pacing = False  # it has just read, and looks again by itself
         self.wake = Signal(node.waiting)
         self.proposals = Proposals(node, shard, self._entered, self._append_failed)
         self.can_lead = True
@@ -109,7 +111,8 @@ class ShardReplica:
         if 0 < last <= self.delivered:
             return
         self.heard = max(self.heard, last)
-        self.wake.set()
+        if not last or not self._is_pacing:
+            self.wake.set()
 
     def see(self, state: ShardState, changes: int, delivered: int) -> None:
         """Take a state that was asked for when there were so many changes and entries delivered."""
@@ -195,7 +198,12 @@ class ShardReplica:
         """Follow, campaign, lead, until the task is cancelled."""
         pause_s: float | None = 0.0
         while True:
-            await self.wake.wait(pause_s)
+            was_woken = await self.wake.wait(pause_s)
+            if self._is_pacing:
+                self._is_pacing = False
+                if not was_woken and self.delivered >= self.heard:
+                    pause_s = None
+                    continue
             try:
                 pause_s = await self._turn()
                 self._failures = 0
@@ -250,7 +258,8 @@ class ShardReplica:
             if self.role is not Role.FOLLOWING:
                 return 0.0
         if await self._read_on():
-            return 0.0 if self.seen.leader is None else None
+            self._is_pacing = self.seen.leader is not None
+            return FOLLOW_S if self._is_pacing else 0.0
         changes, delivered = self.changes, self.delivered
         state = await node.log.state(self.shard)
         self._take(state, changes, delivered)
