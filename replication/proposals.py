@@ -33,8 +33,8 @@ class Proposals:
     Args:
         node: whose they are.
         shard: its index.
-        entered: called with the entries of a record that is in the log, before anybody is
-            answered.
+        entered: called with the last index of a record that is in the log and about its bytes,
+            before anybody is answered.
         failed: called when the log has refused a record, or not answered, after everybody was.
     """
 
@@ -42,7 +42,7 @@ class Proposals:
         self,
         node: Node,
         shard: int,
-        entered: Callable[[LogRecord], None],
+        entered: Callable[[int, int], None],
         failed: Callable[[LodeqError], None],
     ) -> None:
         self._node = node
@@ -115,7 +115,7 @@ class Proposals:
         if failure is None:
             if self.term == record.term:
                 self.last = record.last
-            self._entered(record)
+            self._entered(record.last, sum(proposal.size for proposal in taken))
             for proposal, entry in zip(taken, entries_of(record), strict=True):
                 proposal.done(entry)
         else:

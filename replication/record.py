@@ -70,7 +70,12 @@ class LogRecord(NamedTuple):
 
 def ops_bytes(ops: Sequence[Op]) -> int:
     """Bytes of the keys and values."""
-    return sum(len(key) + len(value or b"") for key, value in ops)
+    size = 0
+    for key, value in ops:
+        size += len(key)
+        if value is not None:
+            size += len(value)
+    return size
 
 
 def entries_of(record: LogRecord) -> list[Entry]:

@@ -330,8 +330,10 @@ class ShardReplica:
             if not records:
                 return is_any
             is_any = True
+            size = 0
             for record in records:
-                self.log_bytes.add(record.last, record.size)
+                size += (one := record.size)
+                self.log_bytes.add(record.last, one)
             entries = [
                 entry
                 for record in records
@@ -344,7 +346,7 @@ class ShardReplica:
                 await self.node.waiting.spawner.checkpoint()
                 if self.changes != changes:
                     return is_any
-            if self.delivered >= self.heard and sum(r.size for r in records) < READ_BYTES_MAX // 2:
+            if self.delivered >= self.heard and size < READ_BYTES_MAX // 2:
                 return is_any  # a hint or the poll tells of more
 
     # -- leading -----------------------------------------------------------------------
@@ -457,9 +459,9 @@ class ShardReplica:
             await self.node.waiting.pause(0.01)
         self.lose()
 
-    def _entered(self, record: LogRecord) -> None:
-        self.delivered = max(self.delivered, record.last)
-        self.log_bytes.add(record.last, record.size)
+    def _entered(self, last: int, size: int) -> None:
+        self.delivered = max(self.delivered, last)
+        self.log_bytes.add(last, size)
 
     def _append_failed(self, failure: LodeqError) -> None:
         self.lose()

@@ -23,9 +23,11 @@ from cases.served_processes import cpu_s
 from results import Bench, Goal, Result
 
 import lodeq
+from lodeq.replication.etcd import appends
+from lodeq.replication.fragments import CutRecord, cut_record
 from lodeq.replication.options import LogOptions
 from lodeq.replication.port import Genesis, Member
-from lodeq.replication.record import Batch, LogRecord, encode_record
+from lodeq.replication.record import Batch, LogRecord
 from lodeq.replication.replicator import LogReplicator
 
 CASE = "cycles of a replicated store"
@@ -54,19 +56,18 @@ GOALS = {
 
 
 class Written:
-    """Counts what a log is given, on its way there."""
+    """Counts the records of this process on their way to the log, where they are bytes already."""
 
-    def __init__(self, log: Any) -> None:
+    def __init__(self) -> None:
         self.records = 0
         self.bytes = 0
-        append = log.append
+        appends.cut_record = self._cut
 
-        async def counted(record: LogRecord) -> None:
-            self.records += 1
-            self.bytes += len(encode_record(record))
-            await append(record)
-
-        log.append = counted
+    def _cut(self, record: LogRecord, bytes_max: int) -> CutRecord:
+        cut = cut_record(record, bytes_max)
+        self.records += 1
+        self.bytes += len(cut.stored) + sum(map(len, cut.fragments))
+        return cut
 
 
 class Spent(NamedTuple):
@@ -116,7 +117,7 @@ async def _leading(bench: Bench, servers: Any) -> AsyncIterator[tuple[lodeq.Engi
 
     async with nodes_of(servers, (), shards=1, more=MORE) as nodes:
         log = log_of(nodes.url)
-        written = Written(log)
+        written = Written()
         layer = LogReplicator(
             log,
             node="here",
@@ -166,6 +167,7 @@ async def _appends(servers: Any, size: int, seconds: float) -> float:
         await log.join(Member("bench"))
         term = await log.campaign(0)
         assert term is not None
+        await log.space()  # as nodes do: now it knows which member leads
         last, done, started = term.last, 0, time.perf_counter()
         while (took := time.perf_counter() - started) < seconds:
             last += 1

@@ -93,27 +93,51 @@ async def _answers(
         )
         if not await _write(stream, pb.WatchRequest(create_request=create), endpoints):
             return
-    is_asked = False
-    reading = asyncio.ensure_future(stream.read())
+    heard = _Heard()
+    asking = asyncio.create_task(_ask_when_silent(stream, heard, endpoints))
     try:
-        while True:
-            await asyncio.wait({reading}, timeout=endpoints.try_s)
-            if not reading.done():
-                progress = pb.WatchRequest(progress_request=pb.WatchProgressRequest())
-                if is_asked or not await _write(stream, progress, endpoints):
-                    return
-                is_asked = True
-                continue
-            if reading.cancelled() or reading.result() is grpc.aio.EOF:
-                return
-            is_asked = False
-            endpoints.check_id(reading.result().header)
-            yield reading.result()
-            reading = asyncio.ensure_future(stream.read())
+        while (answer := await _read(stream)) is not None:
+            heard.answers += 1
+            endpoints.check_id(answer.header)
+            yield answer
     finally:
         stream.cancel()  # or its end might be waited for
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+class _Heard:
+    """How much a stream has said."""
+
+    answers = 0
+
+
+async def _ask_when_silent(stream: Any, heard: _Heard, endpoints: Endpoints) -> None:
+    """End a stream that says nothing for ``try_s``, nor for as long again once it was asked."""
+    progress = pb.WatchRequest(progress_request=pb.WatchProgressRequest())
+    is_asked = False
+    while True:
+        before = heard.answers
+        await asyncio.sleep(endpoints.try_s)
+        if heard.answers != before:
+            is_asked = False
+        elif is_asked or not await _write(stream, progress, endpoints):
+            stream.cancel()
+            return
+        else:
+            is_asked = True
+
+
+async def _read(stream: Any) -> pb.WatchResponse | None:
+    """The next answer; None: the stream has ended."""
+    try:
+        answer = await stream.read()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        return None  # the stream was cancelled, not this task
+    return None if answer is grpc.aio.EOF else answer
 
 
 async def _write(stream: Any, request: pb.WatchRequest, endpoints: Endpoints) -> bool:
