@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cases.replicated import CASE, CLUSTER, LEADER
+from cases.replicated import CASE, CLUSTER, LEADER, THROUGH
 from report import load, tables
 from results import Result
 
@@ -24,8 +24,10 @@ Written by `make bench-cluster`; do not edit. Three members of etcd, the nodes a
 this machine's two cores and its disk, so rates are far below what three machines reach; what
 travels is CPU a cycle (an enqueue, a claim and a complete with a result) and the ratio to what is
 measured in the same rounds: the same load on an unreplicated store with `durability="fsync"`, and
-bare appends of records of the same size to the same etcd, one under way at a time. Of two log
-groups it is the CPU a cycle of the busier etcd.
+bare appends of records of the same size to the same etcd, one under way at a time. Nodes run in
+`nosync`, the mode for a cluster: what is acknowledged has been synced by a majority of etcd's
+members. With *fsync* the leader waits for its own disk as well. Of two log groups it is the CPU a
+cycle of the busier etcd.
 """
 
 MODEL: Final = """\
@@ -101,7 +103,7 @@ def costs(results: Sequence[Result]) -> Costs | None:
     if not {LEADER, CLUSTER} <= rows.keys():
         return None
     leader, cluster = rows[LEADER], rows[CLUSTER]
-    (beside,) = (row for name, row in rows.items() if name not in (LEADER, CLUSTER))
+    (beside,) = (row for name, row in rows.items() if name not in THROUGH)
     follower_us = float(leader.more["nodes_us_a_cycle"])
     return Costs(
         leader_us=float(cluster.more["nodes_us_a_cycle"]) - follower_us,

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..engine.records.rows import CounterOwner, pack_group_end
 from ..engine.runtime.event_loop import Future
-from ..engine.store.port import Op
+from ..engine.store.port import Op, ops_bytes
 from ..errors import InvariantError
 
 __all__ = ["Group"]
@@ -94,7 +94,7 @@ class Group:
 
         For a submission that did not say them beforehand.
         """
-        size = sum([len(key) + len(value or b"") for key, value in self.ops[start:]])
+        size = ops_bytes(self.ops[start:])
         self.bytes += size
         return size
 

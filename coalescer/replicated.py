@@ -43,7 +43,7 @@ from itertools import islice
 from ..engine.records.keyspace import APPLIED, OPEN
 from ..engine.records.rows import Applied, decode_applied, encode_applied, encode_open
 from ..engine.runtime.event_loop import Future, Spawner
-from ..engine.store.port import Store
+from ..engine.store.port import Store, ops_bytes
 from ..errors import (
     ClosedError,
     CommitUnknownError,
@@ -458,7 +458,7 @@ class ReplicatedCoalescer(Coalescer):
         if not group.submissions:
             group.submissions = 1
             self.waiting += 1
-        group.bytes = sum(len(key) + len(value or b"") for key, value in group.ops)
+        group.bytes = ops_bytes(group.ops)
         return group
 
     def _rewrite_held(self) -> bool:

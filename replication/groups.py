@@ -186,9 +186,11 @@ class LogGroups:
         """See ``SharedLog.append``."""
         await self._of(record.shard).append(record)
 
-    async def read(self, shard: int, after: int, *, bytes_max: int = 8 << 20) -> list[LogRecord]:
+    async def read(
+        self, shard: int, after: int, *, bytes_max: int = 8 << 20, is_near: bool = False
+    ) -> list[LogRecord]:
         """See ``SharedLog.read``."""
-        return await self._of(shard).read(shard, after, bytes_max=bytes_max)
+        return await self._of(shard).read(shard, after, bytes_max=bytes_max, is_near=is_near)
 
     async def state(self, shard: int) -> ShardState:
         """See ``SharedLog.state``."""

@@ -16,8 +16,8 @@ What the log service keeps for one *cluster* (all replicas of one store):
 
 Promises of an adapter:
 
-1. *Linearizable.* ``state`` sees every append that was answered before it was called, and so does a
-   ``read`` that finds nothing. One that finds records may leave out the newest of them.
+1. *Linearizable.* ``read`` and ``state`` see every append that was answered before they were
+   called, but for a read that is content with less (``is_near``).
 2. *Fenced.* An append takes effect only while its term leads its shard and no other record has
    come since; a term is taken by one campaign and never comes back.
 3. *Once.* ``append`` is repeated by the adapter until it has an answer; the record's nonce tells
@@ -389,8 +389,17 @@ class SharedLog(Protocol):
                 truncated meanwhile.
         """
 
-    async def read(self, shard: int, after: int, *, bytes_max: int = 8 << 20) -> list[LogRecord]:
+    async def read(
+        self, shard: int, after: int, *, bytes_max: int = 8 << 20, is_near: bool = False
+    ) -> list[LogRecord]:
         """Records with entries above ``after``, in order; about ``bytes_max`` bytes, at least one.
+
+        Args:
+            shard: which.
+            after: index of the last entry that the caller has.
+            bytes_max: behind so many bytes nothing more is read.
+            is_near: the newest records may be left out, if there are others: whoever is asked first
+                need not ask the rest of the service. That there are none is true all the same.
 
         Raises:
             CompactedError: entry ``after + 1`` is gone.

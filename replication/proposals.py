@@ -7,16 +7,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..coalescer.replicator import Done
-from ..engine.store.port import Op
+from ..engine.store.port import Op, ops_bytes
 from ..errors import CommitUnknownError, LodeqError, LogRolledBackError, NotLeaderError
 from .node import Node
 from .port import FencedError
-from .record import NONCE_BYTES, Batch, LogRecord, entries_of, ops_bytes
+from .record import NONCE_BYTES, Batch, LogRecord, entries_of
 from .waiting import Signal
 
 __all__ = ["Proposals"]
 
 ENTRY_OVERHEAD_BYTES = 64
+MERGE_TURNS = 3  # of the loop behind an answer: those it wakes are in the next record, not after it
 BATCHES_MAX = 1024  # of one record: what is applied in one turn of the loop
 
 
@@ -88,6 +89,8 @@ class Proposals:
                     self._refuse()
                 else:
                     await self._send(self._take())
+                    for _ in range(MERGE_TURNS):
+                        await self._node.waiting.spawner.checkpoint()
 
     def _take(self) -> list[_Proposal]:
         """Consecutive proposals for one record."""

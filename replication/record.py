@@ -11,7 +11,7 @@ recognises its own record.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 from xxhash import xxh3_64_digest
@@ -28,12 +28,12 @@ __all__ = [
     "decode_record",
     "encode_record",
     "entries_of",
-    "ops_bytes",
 ]
 
 T = TypeVar("T")
 LEVEL = 1  # the newest version of records that this release reads and writes
 NONCE_BYTES = 16
+_KEYS, _VALUES = {bytes}, {bytes, type(None)}
 
 
 class Batch(NamedTuple):
@@ -61,21 +61,6 @@ class LogRecord(NamedTuple):
     def last(self) -> int:
         """Index of its last entry."""
         return self.first + len(self.batches) - 1
-
-    @property
-    def size(self) -> int:
-        """Bytes of its keys and values."""
-        return sum(ops_bytes(batch.ops) for batch in self.batches)
-
-
-def ops_bytes(ops: Sequence[Op]) -> int:
-    """Bytes of the keys and values."""
-    size = 0
-    for key, value in ops:
-        size += len(key)
-        if value is not None:
-            size += len(value)
-    return size
 
 
 def entries_of(record: LogRecord) -> list[Entry]:
@@ -118,12 +103,11 @@ def decode_record(raw: bytes) -> LogRecord:
         raise RecordCorruptError(f"a record of the log cannot be read: {error}") from error
 
 
-def _ops(parts: Sequence[object]) -> tuple[Op, ...]:
-    pairs = zip(parts[::2], parts[1::2], strict=True)
-    return tuple(
-        (_checked(key, bytes), None if value is None else _checked(value, bytes))
-        for key, value in pairs
-    )
+def _ops(parts: Sequence[Any]) -> tuple[Op, ...]:
+    keys, values = parts[::2], parts[1::2]
+    if not set(map(type, keys)) <= _KEYS or not set(map(type, values)) <= _VALUES:
+        raise TypeError("expected keys and values as bytes")
+    return tuple(zip(keys, values, strict=True))
 
 
 def _checked(value: object, kind: type[T]) -> T:

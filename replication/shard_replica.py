@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 
 from ..coalescer.replicator import Done, Entry
-from ..engine.store.port import Op
+from ..engine.store.port import Op, ops_bytes
 from ..errors import (
     BusyError,
     ClosedError,
@@ -28,7 +28,7 @@ from ..errors import (
 from .node import Node
 from .port import CompactedError, LogUnavailableError, SessionLostError, ShardState, Term
 from .proposals import Proposals
-from .record import LogRecord, entries_of, ops_bytes
+from .record import entries_of
 from .truncation import LogBytes
 from .waiting import Signal
 
@@ -66,7 +66,7 @@ class ShardReplica:
         self.behind_floor = 0  # the floor that this replica is behind; 0: it is not
         self.problem: str | None = None
         self.heard = 0  # the last entry that a hint has told of
-        self._is_pacing = False  # it has just read, and looks again by itself
+        self._looks_soon = False  # at the log, without being woken
         self.wake = Signal(node.waiting)
         self.proposals = Proposals(node, shard, self._entered, self._append_failed)
         self.can_lead = True
@@ -111,7 +111,7 @@ class ShardReplica:
         if 0 < last <= self.delivered:
             return
         self.heard = max(self.heard, last)
-        if not last or not self._is_pacing:
+        if not last or not self._looks_soon:
             self.wake.set()
 
     def see(self, state: ShardState, changes: int, delivered: int) -> None:
@@ -198,12 +198,7 @@ class ShardReplica:
         """Follow, campaign, lead, until the task is cancelled."""
         pause_s: float | None = 0.0
         while True:
-            was_woken = await self.wake.wait(pause_s)
-            if self._is_pacing:
-                self._is_pacing = False
-                if not was_woken and self.delivered >= self.heard:
-                    pause_s = None
-                    continue
+            await self._wait(pause_s)
             try:
                 pause_s = await self._turn()
                 self._failures = 0
@@ -232,6 +227,22 @@ class ShardReplica:
                 self.stop(f"shard {self.shard}: a bug: {error!r}; please report it")
                 raise
 
+    async def _wait(self, pause_s: float | None) -> None:
+        """Wait for something to look at. Hints of entries do not cut a pause between reads short.
+
+        Args:
+            pause_s: what ``_turn`` returned.
+        """
+        is_behind = self.role is Role.FOLLOWING and self.heard > self.delivered
+        if pause_s is None and is_behind:  # heard during the turn
+            pause_s = FOLLOW_S
+        self._looks_soon = pause_s == FOLLOW_S
+        was_woken = await self.wake.wait(pause_s)
+        if self._looks_soon and not was_woken and self.heard <= self.delivered:
+            self._looks_soon = False
+            await self.wake.wait()
+        self._looks_soon = True  # until the turn is over
+
     def _backoff(self) -> float:
         self._failures += 1
         options = self.node.options
@@ -258,8 +269,7 @@ class ShardReplica:
             if self.role is not Role.FOLLOWING:
                 return 0.0
         if await self._read_on():
-            self._is_pacing = self.seen.leader is not None
-            return FOLLOW_S if self._is_pacing else 0.0
+            return 0.0 if self.seen.leader is None else FOLLOW_S
         changes, delivered = self.changes, self.delivered
         state = await node.log.state(self.shard)
         self._take(state, changes, delivered)
@@ -323,30 +333,34 @@ class ShardReplica:
         """Deliver what the log has beyond what was delivered; whether there was anything."""
         is_any, changes = False, self.changes
         while True:
-            records = await self.node.log.read(self.shard, self.delivered, bytes_max=READ_BYTES_MAX)
+            heard = self.heard
+            records = await self.node.log.read(
+                self.shard, self.delivered, bytes_max=READ_BYTES_MAX, is_near=True
+            )
             if self.changes != changes:
                 return is_any
             self.behind_floor = 0
             if not records:
+                if self.heard == heard:
+                    self.heard = 0  # whatever that was, it is not there
                 return is_any
             is_any = True
-            size = 0
-            for record in records:
-                size += (one := record.size)
-                self.log_bytes.add(record.last, one)
             entries = [
                 entry
                 for record in records
                 for entry in entries_of(record)
                 if entry.index > self.delivered
             ]
-            for piece in _pieces(entries):
+            total = 0
+            for piece, size in _pieces(entries):
                 self.node.replica.apply_many(piece)
                 self.delivered = piece[-1].index
+                self.log_bytes.add(self.delivered, size)
+                total += size
                 await self.node.waiting.spawner.checkpoint()
                 if self.changes != changes:
                     return is_any
-            if self.delivered >= self.heard and size < READ_BYTES_MAX // 2:
+            if total < READ_BYTES_MAX // 2:
                 return is_any  # a hint or the poll tells of more
 
     # -- leading -----------------------------------------------------------------------
@@ -468,15 +482,15 @@ class ShardReplica:
         self.wake.set()
 
 
-def _pieces(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Consecutive entries in pieces that the event loop can stand still for."""
+def _pieces(entries: Sequence[Entry]) -> Iterator[tuple[list[Entry], int]]:
+    """Consecutive entries in pieces that the event loop can stand still for, with their bytes."""
     piece: list[Entry] = []
     size = 0
     for entry in entries:
         piece.append(entry)
         size += ops_bytes(entry.ops)
         if size >= APPLY_BYTES_MAX:
-            yield piece
+            yield piece, size
             piece, size = [], 0
     if piece:
-        yield piece
+        yield piece, size

@@ -35,9 +35,11 @@ LONE = "a lone caller of a replicated store"
 FAILOVER = "a killed leader is missed"
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 LEADER, CLUSTER, PLAIN = "the leader's engine", "a client of the cluster", "unreplicated, fsync"
+LEADER_FSYNC = f"{LEADER}, fsync"  # its own disk is waited for as well
 FAILOVERS = 15
 QUOTA_BYTES = 8 << 30  # of etcd: the rounds write gigabytes
 MORE = "&quota=8GiB"  # the same in addresses
+THROUGH = (LEADER, LEADER_FSYNC, CLUSTER)
 
 
 class Shape(NamedTuple):
@@ -110,14 +112,15 @@ def etcd_pids(servers: Any) -> list[int]:
 
 
 @asynccontextmanager
-async def _leading(bench: Bench, servers: Any) -> AsyncIterator[tuple[lodeq.Engine, Written, Any]]:
+async def _leading(
+    bench: Bench, servers: Any, durability: str
+) -> AsyncIterator[tuple[lodeq.Engine, Any]]:
     """An engine in this process that leads, and a follower that is a process."""
     from support_etcd import log_of, until
     from support_nodes import nodes_of
 
     async with nodes_of(servers, (), shards=1, more=MORE) as nodes:
         log = log_of(nodes.url)
-        written = Written()
         layer = LogReplicator(
             log,
             node="here",
@@ -127,13 +130,16 @@ async def _leading(bench: Bench, servers: Any) -> AsyncIterator[tuple[lodeq.Engi
             url="tcp://127.0.0.1:1",
         )
         opening = lodeq.open(
-            bench.folder / "replicated", shards=1, durability="fsync", replicator=layer
+            bench.folder / f"replicated-{durability}",
+            shards=1,
+            durability=durability,
+            replicator=layer,
         )
         async with opening as engine:
             await until(lambda: layer.status().shards[0].role == "leading", 30)
-            nodes.start("follower", "--durability", "fsync")
+            nodes.start("follower", "--durability", durability)
             await nodes.level()
-            yield engine, written, nodes
+            yield engine, nodes
 
 
 @asynccontextmanager
@@ -142,9 +148,7 @@ async def _client(servers: Any) -> AsyncIterator[tuple[Any, Any]]:
     from support_nodes import nodes_of
 
     async with (
-        nodes_of(
-            servers, ("a", "b"), shards=1, flags=("--durability", "fsync"), more=MORE
-        ) as nodes,
+        nodes_of(servers, ("a", "b"), shards=1, more=MORE) as nodes,
         nodes.connect() as engine,
     ):
         yield engine, nodes
@@ -186,9 +190,9 @@ class Runs:
     """The measures of the rounds of one shape."""
 
     def __init__(self) -> None:
-        self.rates: dict[str, list[float]] = {LEADER: [], CLUSTER: [], PLAIN: []}
+        self.rates: dict[str, list[float]] = {name: [] for name in (*THROUGH, PLAIN)}
         self.carried: list[float] = []  # cycles a second that bare appends carry
-        self.cpu_us: dict[str, list[Spent]] = {LEADER: [], CLUSTER: []}
+        self.cpu_us: dict[str, list[Spent]] = {name: [] for name in THROUGH}
         self.record_bytes: list[float] = []
         self.cycle_bytes: list[float] = []
 
@@ -198,15 +202,21 @@ async def _cycles(bench: Bench, servers: Any) -> None:
     seconds = max(0.2, 3.0 * bench.scale)
     shapes = (Shape(2), Shape(1, 64)) if is_tiny else SHAPES
     found = {shape: Runs() for shape in shapes}
-    lone: dict[str, list[float]] = {LEADER: [], CLUSTER: [], PLAIN: []}
+    lone: dict[str, list[float]] = {name: [] for name in (*THROUGH, PLAIN)}
+    written = Written()
     async with AsyncExitStack() as stack:
-        leader, written, follower = await stack.enter_async_context(_leading(bench, servers))
+        leader, follower = await stack.enter_async_context(_leading(bench, servers, "nosync"))
+        synced, synced_follower = await stack.enter_async_context(_leading(bench, servers, "fsync"))
         client, nodes = await stack.enter_async_context(_client(servers))
         plain = await stack.enter_async_context(
             lodeq.open(bench.folder / "unreplicated", shards=1, durability="fsync")
         )
-        engines = {PLAIN: plain, LEADER: leader, CLUSTER: client}
-        pids = {LEADER: [follower.pid("follower")], CLUSTER: [nodes.pid(n) for n in nodes.names]}
+        engines = {PLAIN: plain, LEADER: leader, LEADER_FSYNC: synced, CLUSTER: client}
+        pids = {
+            LEADER: [follower.pid("follower")],
+            LEADER_FSYNC: [synced_follower.pid("follower")],
+            CLUSTER: [nodes.pid(n) for n in nodes.names],
+        }
         for _ in range(bench.repeats):
             for shape, runs in found.items():
                 for name, engine in engines.items():
@@ -266,7 +276,7 @@ def _told(bench: Bench, shape: Shape, runs: Runs) -> None:
             f"{part}_us_a_cycle": round(statistics.median(getattr(one, part) for one in spent), 1)
             for part in Spent._fields
         }
-        rates, goal = runs.rates[name], GOALS.get(shape) if name == LEADER else None
+        rates, goal = runs.rates[name], None if name == CLUSTER else GOALS.get(shape)
         if name == LEADER:
             more["bytes_a_record"] = round(statistics.median(runs.record_bytes))
             more["bytes_a_cycle"] = round(statistics.median(runs.cycle_bytes))

@@ -21,6 +21,7 @@ __all__ = [
     "Rows",
     "Store",
     "StoreView",
+    "ops_bytes",
     "pages",
     "write_patiently",
 ]
@@ -31,6 +32,16 @@ Rows = list[tuple[bytes, bytes]]
 
 SLICE_ROWS = 512
 _STALLS_MAX = 100
+
+
+def ops_bytes(ops: Iterable[Op]) -> int:
+    """Bytes of the keys and values."""
+    size = 0
+    for key, value in ops:
+        size += len(key)
+        if value is not None:
+            size += len(value)
+    return size
 
 
 class StoreView(Protocol):

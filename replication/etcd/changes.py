@@ -58,9 +58,7 @@ async def watch_changes(
         await asyncio.sleep(_PAUSE_S)
 
 
-def _changed(
-    answer: pb.WatchResponse, keys: Keys, starts: list[int], shards: int
-) -> list[Change]:
+def _changed(answer: pb.WatchResponse, keys: Keys, starts: list[int], shards: int) -> list[Change]:
     """The hints that an answer gives; where its range goes on is noted in ``starts``."""
     number = answer.watch_id - 1
     if not 0 <= number < len(starts):

@@ -258,9 +258,11 @@ class EtcdLog:
         """Add ``record`` as the next of its shard."""
         await self._appender.append(record)
 
-    async def read(self, shard: int, after: int, *, bytes_max: int = 8 << 20) -> list[LogRecord]:
+    async def read(
+        self, shard: int, after: int, *, bytes_max: int = 8 << 20, is_near: bool = False
+    ) -> list[LogRecord]:
         """Records with entries above ``after``, in order."""
-        return await self._reader.read(shard, after, bytes_max)
+        return await self._reader.read(shard, after, bytes_max, is_near=is_near)
 
     async def state(self, shard: int) -> ShardState:
         """Leader, last index and floor of one shard."""

@@ -31,20 +31,22 @@ class LogReader:
         self._budget_s = budget_s
         self.base = 0  # of the genesis: what a shard's tail is before there is one
 
-    async def read(self, shard: int, after: int, bytes_max: int) -> list[LogRecord]:
+    async def read(
+        self, shard: int, after: int, bytes_max: int, *, is_near: bool = False
+    ) -> list[LogRecord]:
         """Records with entries above ``after``; see ``SharedLog.read``.
-
-        What the nearest member has is enough as long as it has any of them, and costs etcd a
-        third of a read that asks for the newest. Only the latter says that there are none.
 
         Args:
             shard: which.
             after: index of the last entry that the caller has.
             bytes_max: stop behind about so many bytes; there is at least one record.
+            is_near: what the member that is asked has will do, if it has any; no other member
+                hears of such a read.
         """
-        return await self._read(shard, after, bytes_max, is_near=True) or await self._read(
-            shard, after, bytes_max, is_near=False
-        )
+        found: list[LogRecord] = []
+        if is_near:
+            found = await self._read(shard, after, bytes_max, is_near=True)
+        return found or await self._read(shard, after, bytes_max, is_near=False)
 
     async def _read(
         self, shard: int, after: int, bytes_max: int, *, is_near: bool

@@ -98,9 +98,9 @@ class Space:
         leaders = [
             (status.header.raft_term, number)
             for number, (_, status) in enumerate(found)
-            if status.leader == status.header.member_id
+            if status.leader and status.leader == status.header.member_id
         ]
-        if leaders:  # two of them: one does not know yet that it was replaced
+        if leaders:  # of two, the one of the older term does not know yet that it was replaced
             self._endpoints.prefer(found[max(leaders)[1]][0])
 
     async def compact_sometimes(self) -> None:

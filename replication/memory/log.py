@@ -396,9 +396,13 @@ class MemoryLogClient:
                 if not self.session_until():
                     raise
 
-    async def read(self, shard: int, after: int, *, bytes_max: int = 8 << 20) -> list[LogRecord]:
+    async def read(
+        self, shard: int, after: int, *, bytes_max: int = 8 << 20, is_near: bool = False
+    ) -> list[LogRecord]:
         """See ``SharedLog.read``."""
         found = await self._read("read", lambda service: service.read(shard, after, bytes_max))
+        if is_near and len(found) > 1 and not self.log.network.reads_newest(self.node):
+            del found[-1]
         records: list[LogRecord] = []
         for stored in found:
             try:

@@ -45,6 +45,7 @@ class Network:
         self.splits: set[str] = set()
         self.muted: set[str] = set()  # what these send arrives, and no answer comes back
         self.dropped_watch: set[str] = set()  # nodes that get no hints
+        self.behind: set[str] = set()  # whose near reads leave out the newest of several
         self._planned: list[_Planned] = []
         self._frozen: dict[str, list[Callable[[], None]]] = {}
 
@@ -93,6 +94,14 @@ class Network:
         """What becomes of a request that nothing was planned for."""
         return Route()
 
+    def reads_newest(self, node: str) -> bool:
+        """Whether a near read of ``node`` that finds several records has the newest of them."""
+        return node not in self.behind and self.draw_newest()
+
+    def draw_newest(self) -> bool:
+        """The same for a node for which nothing was said."""
+        return True
+
     def hints(self, node: str) -> tuple[float, ...]:
         """After how many seconds ``node`` hears of a change: none or several are possible."""
         return () if node in self.dropped_watch else self.draw_hints()
@@ -112,6 +121,7 @@ class Rates(NamedTuple):
     delay_s_max: float = 0.3
     hint_lost: float = 0.1
     hint_repeated: float = 0.05
+    read_behind: float = 0.1
 
 
 class SeededNetwork(Network):
@@ -141,6 +151,10 @@ class SeededNetwork(Network):
         copies = 2 if self._is(self.rates.repeated) else 1
         requests = tuple(self._delay() for _ in range(copies))
         return Route(requests, None if self._is(self.rates.answer_lost) else self._delay())
+
+    def draw_newest(self) -> bool:
+        """Now and then not: it asked a member that lags."""
+        return not self._is(self.rates.read_behind)
 
     def draw_hints(self) -> tuple[float, ...]:
         """Lost, repeated, delayed, or neither."""

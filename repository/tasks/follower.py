@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from itertools import islice
+from typing import Final
 
 from ...engine.records.frame import attempt
 from ...engine.records.keyspace import (
@@ -55,6 +56,8 @@ __all__ = [
 ]
 
 _Leases = list[tuple[bytes, LeaseRecord]]
+
+_NOTED: Final = (COUNTERS, PAUSE, QUEUE_SETTINGS, SECRET, OLD_GHOSTS)
 
 
 def reload_counts(state: EngineState, shard: Shard) -> Generator[None, None, None]:
@@ -109,13 +112,11 @@ def note_rows(state: EngineState, shard: Shard, ops: Sequence[Op]) -> None:
     A malformed row is reported as an anomaly: it is in the log, and so in every replica.
     """
     for key, value in ops:
-        if key.startswith((COUNTERS, PAUSE, QUEUE_SETTINGS)):
+        if key.startswith(_NOTED):
             try:
                 _note_row(state, shard, key, value)
             except RecordCorruptError as error:
                 state.anomaly(f"shard {shard.index}: an entry of its log: {error}")
-        elif key in (SECRET, OLD_GHOSTS):
-            load_dedup(shard)
         elif state.result_waiters and value is not None and key.startswith(RESULT):
             for future in state.result_waiters.pop(key[len(RESULT) :], ()):
                 if not future.done():
@@ -123,6 +124,9 @@ def note_rows(state: EngineState, shard: Shard, ops: Sequence[Op]) -> None:
 
 
 def _note_row(state: EngineState, shard: Shard, key: bytes, value: bytes | None) -> None:
+    if key in (SECRET, OLD_GHOSTS):
+        load_dedup(shard)
+        return
     if key.startswith(QUEUE_SETTINGS):
         load_rules(state, shard, key, value)
         return

@@ -51,7 +51,7 @@ class World(LogWorld):
 
     def __init__(self, seed: int) -> None:
         draw = random.Random(f"moves {seed}")
-        rates = draw.choice((Rates(0, 0, 0, 0, 0, 0, 0), Rates(delay_s_max=0.3)))
+        rates = draw.choice((Rates(0, 0, 0, 0, 0, 0, 0, 0), Rates(delay_s_max=0.3)))
         super().__init__(draw, SeededNetwork(random.Random(f"network {seed}"), rates))
         self.copies = draw.choice((2, 2, 3))
         self.removals = 0

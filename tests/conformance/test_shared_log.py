@@ -11,6 +11,7 @@ from lodeq.errors import RecordCorruptError, UsageError
 from lodeq.replication.port import (
     NO_COPY,
     PLACEMENTS,
+    Change,
     Checkpoint,
     CompactedError,
     Departure,
@@ -22,6 +23,7 @@ from lodeq.replication.port import (
     SharedLog,
     Term,
 )
+from lodeq.replication.record import LogRecord
 
 pytestmark = pytest.mark.anyio
 GENESIS = Genesis("cluster", 2, bytes(16))
@@ -305,6 +307,26 @@ async def test_what_is_truncated_is_gone_and_the_floor_never_falls(shared_log):
     await a.append(record_of(0, term, 4, PUT))
 
 
+async def test_a_near_read_finds_what_is_there(shared_log):
+    a, (term, _) = await led(shared_log)
+    b = await joined(shared_log, "b")
+    records = [record_of(0, term, n, PUT) for n in range(1, 4)]
+    assert await b.read(0, 0, is_near=True) == []
+    for record in records:
+        await a.append(record)
+    found: list[LogRecord] = []
+    while len(found) < len(records):
+        more = await b.read(0, len(found), is_near=True)
+        assert more  # that there are no more would be wrong
+        found += more
+    assert found == records
+    assert await b.read(0, 3, is_near=True) == []
+    await a.truncate(0, 3)
+    assert (await b.state(0)).floor == 3
+    with pytest.raises(CompactedError):
+        await b.read(0, 1, is_near=True)
+
+
 async def test_a_log_truncated_to_its_end_goes_on(shared_log):
     a, (term, _) = await led(shared_log)
     await a.append(record_of(0, term, 1, PUT))
@@ -320,18 +342,22 @@ async def test_a_log_truncated_to_its_end_goes_on(shared_log):
 async def test_changes_are_hinted(shared_log):
     a, (term, _) = await led(shared_log, shard=1)
     b = await joined(shared_log, "b")
-    seen: set[int] = set()
+    seen: set[Change] = set()
 
     async def watch() -> None:
         async for change in b.watch():
-            seen.add(change.shard)
+            seen.add(change)
 
     task = asyncio.ensure_future(watch())
     await shared_log.pass_time(0.3)
     seen.clear()
     await a.append(record_of(1, term, 1, PUT))
     await shared_log.pass_time(0.5)
-    assert 1 in seen
+    assert {change for change in seen if change.shard == 1} == {Change(1, 1)}
+    seen.clear()
+    await a.resign(1, term)
+    await shared_log.pass_time(0.5)
+    assert Change(1) in seen
     task.cancel()
     await asyncio.wait([task])
     await settle()

@@ -24,6 +24,11 @@ class Members:
             SimpleNamespace(endpoint=f"m{n}", status=status) for n, status in enumerate(statuses)
         ]
 
+        self.preferred = None
+
+    def prefer(self, member):
+        self.preferred = member.endpoint
+
     async def ask(self, member, rpc, request, timeout_s):
         if member.status is None:
             raise grpc.RpcError
@@ -76,6 +81,26 @@ def test_an_alarm_is_full_whatever_the_sizes_say():
     found = asyncio.run(space_of(pb.StatusResponse(dbSizeInUse=1, errors=errors)).look())
     assert found.is_full
     assert found.share == 1.0
+
+
+def leading(member: int, leader: int, term: int):
+    header = pb.ResponseHeader(member_id=member, raft_term=term)
+    return pb.StatusResponse(header=header, leader=leader)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "preferred"),
+    [
+        ([leading(1, 2, 5), leading(2, 2, 5), None], "m1"),
+        ([leading(1, 1, 4), leading(2, 3, 5), leading(3, 3, 5)], "m2"),  # the first was isolated
+        ([leading(1, 0, 6), leading(2, 0, 6), None], None),  # an election
+        ([leading(1, 3, 5), leading(2, 3, 5), None], None),  # it does not answer
+    ],
+)
+def test_the_leader_of_etcd_is_asked_first(statuses, preferred):
+    space = space_of(*statuses)
+    asyncio.run(space.look())
+    assert space._endpoints.preferred == preferred
 
 
 def test_nobody_says():

@@ -1,0 +1,98 @@
+"""Near reads: what one member has, and when that will not do."""
+
+import grpc
+import pytest
+from support_behaviour import StillClock
+from support_shared_log import record_of
+
+from lodeq.errors import LogRolledBackError
+from lodeq.replication.etcd import rpc_pb2 as pb
+from lodeq.replication.etcd.address import parse_address
+from lodeq.replication.etcd.endpoints import Endpoints
+from lodeq.replication.etcd.keys import Keys
+from lodeq.replication.etcd.reader import LogReader
+from lodeq.replication.port import Position
+from lodeq.replication.record import encode_record
+
+pytestmark = pytest.mark.anyio
+KEYS = Keys(b"/lodeq/c/")
+RECORDS = [record_of(0, 7, n, ((b"k", b"v"),)) for n in (1, 2, 3)]
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+class Member:
+    """A member that has the first ``n_near`` records, and all once it has asked the others."""
+
+    def __init__(self, n_near: int, *, revision: int = 9, is_down: bool = False) -> None:
+        self.endpoint = "m"
+        self.n_near = n_near
+        self.revision = revision
+        self.is_down = is_down
+        self.cluster_id = 1
+        self.asked: list[str] = []
+
+    async def call(self, rpc, request, timeout_s, metadata):
+        reads = [op.request_range for op in request.success]
+        is_near = all(one.serializable for one in reads)
+        assert is_near or not any(one.serializable for one in reads)
+        self.asked.append("near" if is_near else "all")
+        if self.is_down and is_near:
+            raise grpc.RpcError
+        n = self.n_near if is_near else len(RECORDS)
+        revision = self.revision if is_near else 9
+        tail = [pb.KeyValue(key=KEYS.of_shard("tail", 0), value=b"%d" % n)]
+        stored = [
+            pb.KeyValue(key=KEYS.record(0, one.first), value=encode_record(one))
+            for one in RECORDS[:n]
+            if KEYS.record(0, one.first) >= reads[2].key
+        ]
+        answers = [pb.RangeResponse(), pb.RangeResponse(kvs=tail), pb.RangeResponse(kvs=stored)]
+        header = pb.ResponseHeader(cluster_id=self.cluster_id, revision=revision)
+        return pb.TxnResponse(
+            header=header,
+            succeeded=True,
+            responses=[pb.ResponseOp(response_range=one) for one in answers],
+        )
+
+
+def reader_of(member: Member) -> LogReader:
+    endpoints = Endpoints(parse_address("etcd://m/c"), StillClock())
+    endpoints.members = [member]
+    endpoints.expect(Position(1, 5))
+    return LogReader(endpoints, KEYS, 1.0)
+
+
+async def test_what_the_member_has_will_do():
+    member = Member(2)
+    assert await reader_of(member).read(0, 0, 1 << 20, is_near=True) == RECORDS[:2]
+    assert member.asked == ["near"]
+
+
+async def test_one_that_has_nothing_asks_the_others():
+    member = Member(1)
+    assert await reader_of(member).read(0, 1, 1 << 20, is_near=True) == RECORDS[1:]
+    assert member.asked == ["near", "all"]
+
+
+@pytest.mark.parametrize("how", [{"revision": 4}, {"is_down": True}])
+async def test_one_that_lags_or_is_away_asks_the_others(how):
+    member = Member(2, **how)
+    assert await reader_of(member).read(0, 0, 1 << 20, is_near=True) == RECORDS
+    assert member.asked == ["near", "all"]
+
+
+async def test_another_etcd_is_refused_however_near():
+    member = Member(2)
+    member.cluster_id = 2
+    with pytest.raises(LogRolledBackError, match="cluster id"):
+        await reader_of(member).read(0, 0, 1 << 20, is_near=True)
+
+
+async def test_other_reads_are_not_content_with_that():
+    member = Member(2)
+    assert await reader_of(member).read(0, 0, 1 << 20) == RECORDS
+    assert member.asked == ["all"]
