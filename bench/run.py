@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import sys
 import tempfile
 import time
@@ -25,112 +26,75 @@ from pathlib import Path
 
 import hard
 from about import about
-from cases import (
-    backlogs,
-    bodies,
-    body_life,
-    bursts,
-    cycles,
-    deleted,
-    deploys,
-    faces,
-    finished,
-    flow,
-    grid,
-    herds,
-    holes,
-    indexes,
-    ingest,
-    journaling,
-    journals,
-    keeping,
-    log_groups,
-    mixed_day,
-    moves,
-    options,
-    parts,
-    pipeline,
-    processes,
-    queues,
-    rates,
-    replicated,
-    served,
-    served_processes,
-    shards,
-    snapshots,
-    sqlite,
-    steadiness,
-    streamed,
-    two_speeds,
-)
-from cases.peers import peers
 from results import Bench
 
 import lodeq
 
 HERE = Path(__file__).resolve().parent
-CASES: dict[str, Callable[[Bench], Awaitable[None]]] = {
-    "cycles": cycles.cycles,
-    "original": cycles.original,
-    "parts": parts.parts,
-    "fsync-parts": parts.synced,
-    "options": options.options,
-    "faces": faces.faces,
-    "indexes": indexes.indexes,
-    "flow": flow.flow,
-    "payloads": flow.payloads,
-    "mixes": flow.mixes,
-    "dedup": flow.dedup,
-    "mixed-day": mixed_day.mixed_day,
-    "life": mixed_day.life,
-    "herd": herds.herd,
-    "herd-cycles": herds.herd_cycles,
-    "burst": bursts.burst,
-    "grid": grid.grid,
-    "drains": grid.drains,
-    "sqlite": sqlite.sqlite,
-    "group-commit": steadiness.group_commit,
-    "latencies": keeping.latencies,
-    "loop-turns": steadiness.loop_turns,
-    "expiry": steadiness.expiry,
-    "deleted": deleted.deleted,
-    "heartbeats": keeping.heartbeats,
-    "disk": keeping.disk,
-    "payloads-left": keeping.payloads_left,
-    "lifecycle": journaling.lifecycle,
-    "collector": keeping.collector,
-    "served": served.served,
-    "cluster-client": served.cluster_client,
-    "neighbour": served.neighbour,
-    "served-processes": served_processes.served_processes,
-    "processes": processes.processes,
-    "replicated": replicated.replicated,
-    "log-groups": log_groups.log_groups,
-    "moves": moves.moves,
-    "deploys": deploys.deploys,
-    "rates": rates.rates,
-    "shards": shards.shards,
-    "many-queues": queues.queues,
-    "body-writes": bodies.body_writes,
-    "body-puts": bodies.body_puts,
-    "body-space": body_life.body_space,
-    "body-sizes": body_life.body_sizes,
-    "streamed": streamed.streamed,
-    "holes": holes.holes,
-    "ingest": ingest.ingest,
-    "journal-appends": journals.journal_appends,
-    "journal-threads": journals.journal_threads,
-    "journal-reads": journals.journal_reads,
-    "journal-seeks": journals.journal_seeks,
-    "snapshot-reads": snapshots.reading,
-    "snapshot-takes": snapshots.taking,
-    "spark-audit": pipeline.auditing,
-    "spark-scaling": pipeline.scaling,
-    "opening": backlogs.opening,
-    "backlogs": backlogs.backlogs,
-    "two-speeds": two_speeds.two_speeds,
-    "searches": finished.finished,
-    "peers": peers,
+# Module and function of each, imported when it is its turn: what a case needs (pandas, grpc) is in no
+# other's memory, nor in the collector's passes over it.
+CASES: dict[str, str] = {
+    "cycles": "cycles.cycles",
+    "original": "cycles.original",
+    "parts": "parts.parts",
+    "fsync-parts": "parts.synced",
+    "options": "options.options",
+    "faces": "faces.faces",
+    "indexes": "indexes.indexes",
+    "flow": "flow.flow",
+    "payloads": "flow.payloads",
+    "mixes": "flow.mixes",
+    "dedup": "flow.dedup",
+    "mixed-day": "mixed_day.mixed_day",
+    "life": "mixed_day.life",
+    "herd": "herds.herd",
+    "herd-cycles": "herds.herd_cycles",
+    "burst": "bursts.burst",
+    "grid": "grid.grid",
+    "drains": "grid.drains",
+    "sqlite": "sqlite.sqlite",
+    "group-commit": "steadiness.group_commit",
+    "latencies": "keeping.latencies",
+    "loop-turns": "steadiness.loop_turns",
+    "expiry": "steadiness.expiry",
+    "deleted": "deleted.deleted",
+    "heartbeats": "keeping.heartbeats",
+    "disk": "keeping.disk",
+    "payloads-left": "keeping.payloads_left",
+    "lifecycle": "journaling.lifecycle",
+    "collector": "keeping.collector",
+    "served": "served.served",
+    "cluster-client": "served.cluster_client",
+    "neighbour": "served.neighbour",
+    "served-processes": "served_processes.served_processes",
+    "processes": "processes.processes",
+    "replicated": "replicated.replicated",
+    "log-groups": "log_groups.log_groups",
+    "moves": "moves.moves",
+    "deploys": "deploys.deploys",
+    "rates": "rates.rates",
+    "shards": "shards.shards",
+    "many-queues": "queues.queues",
+    "body-writes": "bodies.body_writes",
+    "body-puts": "bodies.body_puts",
+    "body-space": "body_life.body_space",
+    "body-sizes": "body_life.body_sizes",
+    "streamed": "streamed.streamed",
+    "holes": "holes.holes",
+    "ingest": "ingest.ingest",
+    "journal-appends": "journals.journal_appends",
+    "journal-threads": "journals.journal_threads",
+    "journal-reads": "journals.journal_reads",
+    "journal-seeks": "journals.journal_seeks",
+    "snapshot-reads": "snapshots.reading",
+    "snapshot-takes": "snapshots.taking",
+    "spark-audit": "pipeline.auditing",
+    "spark-scaling": "pipeline.scaling",
+    "opening": "backlogs.opening",
+    "backlogs": "backlogs.backlogs",
+    "two-speeds": "two_speeds.two_speeds",
+    "searches": "finished.finished",
+    "peers": "peers.peers",
 }
 ALONE = (
     "indexes",
@@ -143,6 +107,15 @@ ALONE = (
     "peers",
 )  # run when they are asked for: they take long, or need servers
 RESULTS = HERE.parent / "build" / "bench.json"
+
+
+def case_of(name: str) -> Callable[[Bench], Awaitable[None]]:
+    """Import a case."""
+    module, _, function = CASES[name].partition(".")
+    case: Callable[[Bench], Awaitable[None]] = getattr(
+        importlib.import_module(f"cases.{module}"), function
+    )
+    return case
 
 
 def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -200,11 +173,11 @@ def main() -> int:
         for name, value in bench.about.items():
             print(f"{name}: {value}")
         for number, name in enumerate(names, 1):
-            first, began = len(bench.results), time.monotonic()
-            print(f"\n[{number}/{len(names)}] {name}: {CASES[name].__doc__}", flush=True)
+            first, began, case = len(bench.results), time.monotonic(), case_of(name)
+            print(f"\n[{number}/{len(names)}] {name}: {case.__doc__}", flush=True)
             try:
                 with asyncio.Runner(loop_factory=loop_factory(args.loop)) as runner:
-                    runner.run(CASES[name](bench))
+                    runner.run(case(bench))
             except Exception:  # noqa: BLE001 - an hour of other cases goes on
                 traceback.print_exc()
                 failed.append(name)
