@@ -96,7 +96,7 @@ def staged_rows(
 
     Args:
         encoded: the task, from ``encoded``.
-        task_id: its id, drawn in the item's slot.
+        task_id: its id, drawn in the task's slot.
         now_us: the time of its enqueue, in microseconds.
         seq: its place in the order of ready tasks.
         shards: the store's number of shards.

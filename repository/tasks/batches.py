@@ -34,7 +34,7 @@ def chunks(
     A payload in a body file counts once a run: who shares it does not write it again.
 
     Args:
-        items: tasks of one call.
+        encoded_tasks: those of one call.
         bytes_max: what one run may have, if that is less than 2 MiB.
     """
     bytes_max = min(bytes_max, CHUNK_BYTES_MAX)

@@ -108,7 +108,7 @@ def _check_many(state: EngineState, encoded_tasks: Iterable[EncodedTask]) -> Non
 
 
 def _adds_one(state: EngineState, shard: Shard, encoded: EncodedTask, now_ms: int) -> bool:
-    """Whether a keyed item adds a pending task: no duplicate does, nor what replaces one."""
+    """Whether a keyed task adds a pending task: no duplicate does, nor what replaces one."""
     held_by = holder(state, shard, encoded, now_ms)
     if held_by is None:
         return True
@@ -225,7 +225,7 @@ def _with_body(record: bytes, body: bytes) -> bytes:
 
 
 def holder(state: EngineState, shard: Shard, encoded: EncodedTask, now_ms: int) -> bytes | None:
-    """Task id that holds the item's dedup key, or None. A ghost whose task lives never expires.
+    """Task id that holds the task's dedup key, or None. A ghost whose task lives never expires.
 
     Without a window a ghost goes with its task; where the task's record was damaged nobody knew
     which ghost that was, so the ghost of a task that is over or dead does not count here.

@@ -202,3 +202,39 @@ def test_the_root_hides_no_module_of_the_standard_library() -> None:
     names = {path.stem for path in ROOT.iterdir() if path.is_dir() or path.suffix == ".py"}
     assert not names.intersection(sys.stdlib_module_names)
     assert not (ROOT / "conftest.py").exists()
+
+
+# -- docstrings --------------------------------------------------------------------------
+
+ARGS = re.compile(r"^Args:\n((?: {4,}.*\n?|\n)+)", re.MULTILINE)
+ARG = re.compile(r"^ {4}(\*{0,2}\w[\w, *]*):", re.MULTILINE)
+
+
+def documented(node: ast.AST) -> Iterator[tuple[str, Function]]:
+    """A docstring, and the function whose arguments it may name."""
+    if isinstance(node, Function):
+        yield ast.get_docstring(node) or "", node
+    elif isinstance(node, ast.ClassDef):
+        for one in node.body:
+            if isinstance(one, Function) and one.name in {"__init__", "__new__"}:
+                yield ast.get_docstring(node) or "", one
+
+
+def parameters(function: Function) -> set[str]:
+    given = function.args
+    all_of = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+    return {one.arg for one in all_of if one is not None}
+
+
+def test_arguments_that_are_explained_are_those_there_are() -> None:
+    none_of(
+        f"{name_of(path)}:{function.lineno}: {name}"
+        for path in PYTHON
+        if "Args:" in text_of(path)
+        for node in nodes_of(path)
+        for doc, function in documented(node)
+        if (args := ARGS.search(doc))
+        for names in ARG.findall(args[1])
+        for name in names.replace("*", "").split(", ")
+        if name not in parameters(function)
+    )

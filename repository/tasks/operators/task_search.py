@@ -91,7 +91,7 @@ class TaskSearch:
         """A search.
 
         Args:
-            state: of the engine.
+            engine_state: of the engine.
             meant: the filter.
             cursor: where to go on; None begins.
             payloads: what is shown of payloads and headers.
