@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..coalescer.replicator import Done
+from ..engine.runtime.event_loop import TaskHandle
 from ..engine.store.port import Op, ops_bytes
 from ..errors import CommitUnknownError, LodeqError, LogRolledBackError, NotLeaderError
 from .node import Node
@@ -52,7 +53,7 @@ class Proposals:
         self._failed = failed
         self._queue: deque[_Proposal] = deque()
         self._has_work = Signal(node.waiting)
-        self._is_started = False
+        self._task: TaskHandle | None = None
         self.is_sending = False
         self.term = 0  # of this leader; 0: it leads no more
         self.last = 0  # index of the last entry in the log
@@ -76,10 +77,16 @@ class Proposals:
         """Take a proposal; it enters the log in a later turn of the loop."""
         batch = Batch(commit_seq, ops)
         self._queue.append(_Proposal(self.term, batch, ops_bytes(ops) + ENTRY_OVERHEAD_BYTES, done))
-        if not self._is_started:
-            self._is_started = True
-            self._node.waiting.spawner.spawn(self._run, f"lodeq-log-append-{self._shard}")
+        if self._task is None:
+            name = f"lodeq-log-append-{self._shard}"
+            self._task = self._node.waiting.spawner.spawn(self._run, name)
         self._has_work.set()
+
+    async def close(self) -> None:
+        """Send nothing any more; what is under way has been answered, or nobody waits for it."""
+        if self._task is not None:
+            self._task.cancel()
+            await self._task.join()
 
     async def _run(self) -> None:
         while True:

@@ -688,6 +688,8 @@ class LogReplicator:
         ]
         for task in closing:
             await task.join()
+        for shard in self._shards:
+            await shard.proposals.close()
         await self._write_note()
 
     async def _close_group(self, log: SharedLog) -> None:

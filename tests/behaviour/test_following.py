@@ -137,6 +137,15 @@ async def test_those_an_answer_wakes_are_in_the_next_record(clock) -> None:
         assert cluster.log.requests["append"] - before <= n_calls + 2
 
 
+async def test_a_replica_that_is_closed_leaves_no_task_behind(clock) -> None:
+    before = asyncio.all_tasks()
+    async with LogCluster(clock) as cluster:
+        pair = await Pair.open(cluster)
+        await pair.enqueue(1)
+    await settle(25)
+    assert {task.get_name() for task in asyncio.all_tasks() - before} == set()
+
+
 def test_hints_are_merged_into_one_that_says_no_more_than_each() -> None:
     heard: dict[int, int] = {}
     for change in (Change(1, 3), Change(1, 5), Change(1, 4), Change(2, 7), Change(2), Change(2, 9)):
