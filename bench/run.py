@@ -31,8 +31,8 @@ from results import Bench
 import lodeq
 
 HERE = Path(__file__).resolve().parent
-# Module and function of each, imported when it is its turn: what a case needs (pandas, grpc) is in no
-# other's memory, nor in the collector's passes over it.
+# Module and function of each, imported when it is its turn: what a case needs (pandas, grpc) is in
+# no other's memory, nor in the collector's passes over it.
 CASES: dict[str, str] = {
     "cycles": "cycles.cycles",
     "original": "cycles.original",

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -186,57 +186,64 @@ async def _appends(servers: Any, size: int, seconds: float) -> float:
         await log.close()
 
 
+@asynccontextmanager
+async def _way_in(
+    bench: Bench, servers: Any, through: str
+) -> AsyncIterator[tuple[Any, Sequence[int]]]:
+    """The engine of a way in, and its nodes that are processes of their own."""
+    if through == CLUSTER:
+        async with _client(servers) as (engine, nodes):
+            yield engine, [nodes.pid(name) for name in nodes.names]
+        return
+    durability = "fsync" if through == LEADER_FSYNC else "nosync"
+    async with _leading(bench, servers, durability) as (engine, nodes):
+        yield engine, [nodes.pid("follower")]
+
+
 class Runs:
-    """The measures of the rounds of one shape."""
+    """The measures of one shape through one way in, and those beside it in the same rounds."""
 
     def __init__(self) -> None:
-        self.rates: dict[str, list[float]] = {name: [] for name in (*THROUGH, PLAIN)}
+        self.rates: list[float] = []
+        self.plain: list[float] = []
         self.carried: list[float] = []  # cycles a second that bare appends carry
-        self.cpu_us: dict[str, list[Spent]] = {name: [] for name in THROUGH}
+        self.cpu_us: list[Spent] = []
         self.record_bytes: list[float] = []
         self.cycle_bytes: list[float] = []
 
 
 async def _cycles(bench: Bench, servers: Any) -> None:
+    """One way in after the other: idle nodes of another one would take their share of the cores."""
     is_tiny = bench.scale < 0.1  # does it run at all?
     seconds = max(0.2, 3.0 * bench.scale)
-    shapes = (Shape(2), Shape(1, 64)) if is_tiny else SHAPES
-    found = {shape: Runs() for shape in shapes}
-    lone: dict[str, list[float]] = {name: [] for name in (*THROUGH, PLAIN)}
+    n_lone = 20 if is_tiny else int(600 * seconds)
+    lone: dict[str, list[float]] = {PLAIN: []}
     written = Written()
-    async with AsyncExitStack() as stack:
-        leader, follower = await stack.enter_async_context(_leading(bench, servers, "nosync"))
-        synced, synced_follower = await stack.enter_async_context(_leading(bench, servers, "fsync"))
-        client, nodes = await stack.enter_async_context(_client(servers))
-        plain = await stack.enter_async_context(
-            lodeq.open(bench.folder / "unreplicated", shards=1, durability="fsync")
-        )
-        engines = {PLAIN: plain, LEADER: leader, LEADER_FSYNC: synced, CLUSTER: client}
-        pids = {
-            LEADER: [follower.pid("follower")],
-            LEADER_FSYNC: [synced_follower.pid("follower")],
-            CLUSTER: [nodes.pid(n) for n in nodes.names],
-        }
-        for _ in range(bench.repeats):
+    async with lodeq.open(bench.folder / "unreplicated", shards=1, durability="fsync") as plain:
+        for through in THROUGH:
+            found = {shape: Runs() for shape in ((Shape(2), Shape(1, 64)) if is_tiny else SHAPES)}
+            lone[through] = []
+            async with _way_in(bench, servers, through) as (engine, pids):
+                for _ in range(bench.repeats):
+                    for shape, runs in found.items():
+                        runs.plain.append(await measured(plain, shape, seconds))
+                        records, size = written.records, written.bytes
+                        spent = _spender(servers, pids)
+                        rate = await measured(engine, shape, seconds)
+                        runs.rates.append(rate)
+                        runs.cpu_us.append(spent(rate * seconds))
+                        n_records, size = written.records - records, written.bytes - size
+                        if through == LEADER:
+                            each = size / max(1, n_records)
+                            runs.record_bytes.append(each)
+                            runs.cycle_bytes.append(size / max(1.0, rate * seconds))
+                            appends = await _appends(servers, int(each), seconds)
+                            runs.carried.append(appends * rate * seconds / max(1, n_records))
+                    lone[through].append(await _lone_ms(engine, n_lone))
+                    if through == LEADER:
+                        lone[PLAIN].append(await _lone_ms(plain, n_lone))
             for shape, runs in found.items():
-                for name, engine in engines.items():
-                    records, size = written.records, written.bytes
-                    spent = _spender(servers, pids.get(name, ()))
-                    rate = await measured(engine, shape, seconds)
-                    runs.rates[name].append(rate)
-                    if name in runs.cpu_us:
-                        runs.cpu_us[name].append(spent(rate * seconds))
-                    if name == LEADER:
-                        n_records = max(1, written.records - records)
-                        each = (written.bytes - size) / n_records
-                        runs.record_bytes.append(each)
-                        runs.cycle_bytes.append((written.bytes - size) / max(1.0, rate * seconds))
-                        appends = await _appends(servers, int(each), seconds)
-                        runs.carried.append(appends * rate * seconds / n_records)
-            for name, engine in engines.items():
-                lone[name].append(await _lone_ms(engine, 20 if is_tiny else int(600 * seconds)))
-    for shape, runs in found.items():
-        _told(bench, shape, runs)
+                _told(bench, through, shape, runs)
     for name, times in lone.items():
         goal = Goal("median", most=5.0) if name == LEADER and not is_tiny else None
         bench.add(Result(LONE, {"through": name}, "ms an enqueue, p50", times, goal=goal))
@@ -268,40 +275,39 @@ async def _lone_ms(engine: Any, n: int) -> float:
     return statistics.median(times) * 1e3
 
 
-def _told(bench: Bench, shape: Shape, runs: Runs) -> None:
-    """A row for either way in, beside the engine alone; and one beside bare appends."""
+def _told(bench: Bench, through: str, shape: Shape, runs: Runs) -> None:
+    """A row for a way in, beside the engine alone; and one beside bare appends."""
     params = {"callers": shape.callers, "batch": shape.batch}
-    for name, spent in runs.cpu_us.items():
-        more = {
-            f"{part}_us_a_cycle": round(statistics.median(getattr(one, part) for one in spent), 1)
-            for part in Spent._fields
-        }
-        rates, goal = runs.rates[name], None if name == CLUSTER else GOALS.get(shape)
-        if name == LEADER:
-            more["bytes_a_record"] = round(statistics.median(runs.record_bytes))
-            more["bytes_a_cycle"] = round(statistics.median(runs.cycle_bytes))
-        bench.add(
-            Result(
-                CASE,
-                {"through": name, **params},
-                "cycles/s",
-                rates,
-                PLAIN,
-                runs.rates[PLAIN],
-                more=more,
-                goal=goal,
-            )
-        )
+    more = {
+        f"{part}_us_a_cycle": round(statistics.median(getattr(one, part) for one in runs.cpu_us), 1)
+        for part in Spent._fields
+    }
+    if runs.carried:
+        more["bytes_a_record"] = round(statistics.median(runs.record_bytes))
+        more["bytes_a_cycle"] = round(statistics.median(runs.cycle_bytes))
     bench.add(
         Result(
             CASE,
-            {"through": "the leader's engine, beside bare appends", **params},
+            {"through": through, **params},
             "cycles/s",
-            runs.rates[LEADER],
-            "what bare appends of that size carry",
-            runs.carried,
+            runs.rates,
+            PLAIN,
+            runs.plain,
+            more=more,
+            goal=None if through == CLUSTER else GOALS.get(shape),
         )
     )
+    if runs.carried:
+        bench.add(
+            Result(
+                CASE,
+                {"through": f"{through}, beside bare appends", **params},
+                "cycles/s",
+                runs.rates,
+                "what bare appends of that size carry",
+                runs.carried,
+            )
+        )
 
 
 async def _failovers(bench: Bench, servers: Any) -> None:
