@@ -46,6 +46,10 @@ RECORD_BYTES_MAX = 1 << 20
 QUOTA_BYTES = 8 << 30
 
 
+class _UnansweredError(LogUnavailableError):
+    """Nobody has answered: the request may have taken effect."""
+
+
 class MemoryLog:
     """The service.
 
@@ -252,7 +256,7 @@ class MemoryLogClient:
         finally:
             self._asked.discard(future)
         if answer is None:
-            raise LogUnavailableError(f"the log has not answered ({kind})")
+            raise _UnansweredError(f"the log has not answered ({kind})")
         outcome, revision = answer
         known, found = self._service_id, self.log.service.id
         if known not in (0, found):
@@ -392,7 +396,7 @@ class MemoryLogClient:
         while True:
             try:
                 return await self._ask(kind, work)
-            except LogUnavailableError:
+            except _UnansweredError:  # an answer that says no more is one
                 if not self.session_until():
                     raise
 
