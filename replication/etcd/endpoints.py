@@ -164,22 +164,27 @@ class Endpoints:
                 continue
             self._raise_refused(refusal, text)
             failures.append(text)
-            if self.at == at:
-                self.at = (at + 1) % len(self.members)
+            self._leave(at)
             at = (at + 1) % len(self.members)
             if self._clock.mono() >= until:
                 raise LogUnavailableError(_summary(failures[-len(self.members) :]))
             if len(failures) % len(self.members) == 0:
                 await asyncio.sleep(_ROUND_PAUSE_S)
 
+    def _leave(self, at: int) -> None:
+        """Ask the next one first, unless somebody has moved on from this one already."""
+        if self.at == at and self.members:
+            self.at = (at + 1) % len(self.members)
+
     def prefer(self, member: Member) -> None:
         """Ask this one first from now on."""
         self.at = self.members.index(member)
 
     async def ask_near(self, request: pb.TxnRequest) -> pb.TxnResponse | None:
-        """What one member has, without asking the others; None: it lags behind, or says nothing.
+        """Ask one member for its own view, which no other hears of; None: it lags, or is silent.
 
-        What it has is committed, and as of one moment; there may be more.
+        Its view is committed, and of one moment; there may be more. A silent member is left, as by
+        ``call``.
 
         Args:
             request: one that only reads, every read of it with ``is_near``.
@@ -191,10 +196,11 @@ class Endpoints:
             raise self._broken
         if self.is_closed or not self.members:
             raise ClosedError("the connection to etcd is closed")
-        floor, member = self.revision, self.members[self.at]
+        floor, at = self.revision, self.at
         try:
-            answer: pb.TxnResponse = await self._ask(member, Rpc.TXN, request, self.try_s)
+            answer: pb.TxnResponse = await self._ask(self.members[at], Rpc.TXN, request, self.try_s)
         except grpc.RpcError:
+            self._leave(at)
             return None
         self.check_id(answer.header)
         if answer.header.revision < floor:

@@ -76,7 +76,7 @@ class Space:
         return status
 
     async def look(self) -> LogSpace:
-        """How much is used, at the member where it is most.
+        """How much is used, at the member where it is most; whoever leads etcd is asked first then.
 
         Raises:
             LogUnavailableError: no member answered.

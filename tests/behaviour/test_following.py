@@ -1,4 +1,4 @@
-"""What a follower asks the log for: little, whatever it hears; and what a leader puts into it."""
+"""Followers ask the log for little, whatever they hear; a leader's records take everybody in."""
 
 import asyncio
 

@@ -85,6 +85,14 @@ async def test_one_that_lags_or_is_away_asks_the_others(how):
     assert member.asked == ["near", "all"]
 
 
+async def test_one_that_is_silent_is_not_asked_a_second_time():
+    silent, other = Member(2, is_down=True), Member(2)
+    reader = reader_of(silent)
+    reader._endpoints.members.append(other)
+    assert await reader.read(0, 0, 1 << 20, is_near=True) == RECORDS
+    assert (silent.asked, other.asked) == (["near"], ["all"])
+
+
 async def test_another_etcd_is_refused_however_near():
     member = Member(2)
     member.cluster_id = 2
