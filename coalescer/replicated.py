@@ -270,9 +270,7 @@ class ReplicatedCoalescer(Coalescer):
 
         Also ``LimitError`` for a submission that the log would not take.
         """
-        if self.is_following:
-            raise self.not_leader()
-        if cost_bytes > self.submission_bytes_max:
+        if cost_bytes > self.submission_bytes_max and not self.is_following:
             raise LimitError(
                 f"about {cost_bytes:,} bytes in one atomic batch, and this store's log takes "
                 f"{self.submission_bytes_max:,}: split the call, or store large values elsewhere"

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import msgpack
 from xxhash import xxh3_64_digest
 
+from ..engine.records.compression import Compressor
 from ..errors import RecordCorruptError
 from .record import LogRecord, decode_record, encode_record
 
@@ -52,9 +53,15 @@ class CutRecord(NamedTuple):
     fragments: tuple[bytes, ...]
 
 
-def cut_record(record: LogRecord, bytes_max: int) -> CutRecord:
-    """Encode ``record``; where that is longer than ``bytes_max``, into fragments and a head."""
-    raw = encode_record(record)
+def cut_record(record: LogRecord, bytes_max: int, packer: Compressor | None = None) -> CutRecord:
+    """Encode ``record``; where that is longer than ``bytes_max``, into fragments and a head.
+
+    Args:
+        record: what to store.
+        bytes_max: of one value.
+        packer: as for ``encode_record``; what is cut is packed as a whole.
+    """
+    raw = encode_record(record, packer)
     if len(raw) <= bytes_max:
         return CutRecord(raw, ())
     parts = tuple(raw[at : at + bytes_max] for at in range(0, len(raw), bytes_max))

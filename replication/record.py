@@ -2,6 +2,10 @@
 
     u64 xxh3 of what follows | msgpack [version, nonce, shard, term, first, [[commit_seq, ops], …]]
 
+or, where a log keeps its records packed, with the msgpack as a frame of Zstandard:
+
+    u64 xxh3 of what follows | c1 | u32 bytes of the msgpack | frame
+
 The version is the feature level of the cluster. ``ops`` is a flat list: key, value, key, value, …;
 a deletion has nil for its value. The first entry has the index ``first``, the next one
 ``first + 1``, and so on. The nonce is drawn for each append: by it a leader without an answer
@@ -11,12 +15,14 @@ recognises its own record.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 from xxhash import xxh3_64_digest
 
 from ..coalescer.replicator import Entry
+from ..engine.records.compression import NONE, ZSTD, Compressor, inflate
 from ..engine.store.port import Op
 from ..errors import RecordCorruptError
 
@@ -28,12 +34,16 @@ __all__ = [
     "decode_record",
     "encode_record",
     "entries_of",
+    "unpacked_bytes",
 ]
 
 T = TypeVar("T")
 LEVEL = 1  # the newest version of records that this release reads and writes
 NONCE_BYTES = 16
 _KEYS, _VALUES = {bytes}, {bytes, type(None)}
+_PACKED = b"\xc1"  # no msgpack begins with it
+_PACKED_AT, _SIZE_AT, _FRAME_AT = 8, 9, 13
+_UNPACKED_BYTES_MAX = 16 << 20  # an entry of 8 MiB, and what is around its keys and values
 
 
 class Batch(NamedTuple):
@@ -71,13 +81,29 @@ def entries_of(record: LogRecord) -> list[Entry]:
     ]
 
 
-def encode_record(record: LogRecord) -> bytes:
-    """Bytes of a record."""
-    batches = [[seq, [part for op in ops for part in op]] for seq, ops in record.batches]
+def encode_record(record: LogRecord, packer: Compressor | None = None) -> bytes:
+    """Bytes of a record.
+
+    Args:
+        record: what to encode.
+        packer: of zstd: the record is packed where that is worth it. None: it is not.
+    """
+    batches = [[seq, list(chain.from_iterable(ops))] for seq, ops in record.batches]
     body: bytes = msgpack.packb(
         [record.level, record.nonce, record.shard, record.term, record.first, batches]
     )
+    if packer is not None and len(body) <= _UNPACKED_BYTES_MAX:
+        code, frame = packer.pack(body)
+        if code != NONE:
+            body = _PACKED + len(body).to_bytes(4, "big") + frame
     return xxh3_64_digest(body) + body
+
+
+def unpacked_bytes(raw: bytes) -> int:
+    """How long the record is that ``raw`` holds, or begins, once it is unpacked."""
+    if raw[_PACKED_AT:_SIZE_AT] != _PACKED:
+        return len(raw)
+    return _PACKED_AT + int.from_bytes(raw[_SIZE_AT:_FRAME_AT], "big")
 
 
 def decode_record(raw: bytes) -> LogRecord:
@@ -85,6 +111,8 @@ def decode_record(raw: bytes) -> LogRecord:
     body = raw[8:]
     if xxh3_64_digest(body) != raw[:8]:
         raise RecordCorruptError("a record of the log does not have its checksum")
+    if body[:1] == _PACKED:
+        body = inflate(ZSTD, raw[_FRAME_AT:], unpacked_bytes(raw) - _PACKED_AT, _UNPACKED_BYTES_MAX)
     try:
         version, nonce, shard, term, first, batches = msgpack.unpackb(body)
         if not 1 <= _checked(version, int) <= LEVEL:

@@ -9,6 +9,7 @@ those that the leader wrote, one under way at a time, as a shard's are.
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from cases.served_processes import cpu_s
 from results import Bench, Goal, Result
 
 import lodeq
+from lodeq.engine.records.compression import Compressor
 from lodeq.replication.etcd import appends
 from lodeq.replication.fragments import CutRecord, cut_record
 from lodeq.replication.options import LogOptions
@@ -65,8 +67,8 @@ class Written:
         self.bytes = 0
         appends.cut_record = self._cut
 
-    def _cut(self, record: LogRecord, bytes_max: int) -> CutRecord:
-        cut = cut_record(record, bytes_max)
+    def _cut(self, record: LogRecord, bytes_max: int, packer: Compressor) -> CutRecord:
+        cut = cut_record(record, bytes_max, packer)
         self.records += 1
         self.bytes += len(cut.stored) + sum(map(len, cut.fragments))
         return cut
@@ -175,7 +177,7 @@ async def _appends(servers: Any, size: int, seconds: float) -> float:
         last, done, started = term.last, 0, time.perf_counter()
         while (took := time.perf_counter() - started) < seconds:
             last += 1
-            batch = (Batch(1, ((b"key", bytes(max(1, size - 80))),)),)
+            batch = (Batch(1, ((b"key", os.urandom(max(1, size - 80))),)),)  # cannot be packed
             nonce = last.to_bytes(16, "big")
             await log.append(LogRecord(nonce, 0, term.term, last, batch))
             done += 1

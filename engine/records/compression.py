@@ -31,13 +31,18 @@ def _zstd() -> Any:
 
 
 class Compressor:
-    """Compresses what is worth it. ``name``: None, ``zlib`` or ``zstd``."""
+    """Compresses what is worth it.
 
-    def __init__(self, name: str | None) -> None:
+    Args:
+        name: None, ``zlib`` or ``zstd``.
+        level: of zstd: 1 takes less time, up to 22, which saves more.
+    """
+
+    def __init__(self, name: str | None, level: int = 3) -> None:
         if name not in (None, "zlib", "zstd"):
             raise UsageError(f"compression {name!r} is not None, 'zlib' or 'zstd'")
         self.code = {None: NONE, "zlib": ZLIB, "zstd": ZSTD}[name]
-        self._zstd = _zstd().ZstdCompressor(level=3) if self.code == ZSTD else None
+        self._zstd = _zstd().ZstdCompressor(level=level) if self.code == ZSTD else None
 
     def pack(self, data: bytes) -> tuple[int, bytes]:
         """(compression code, bytes to store)."""

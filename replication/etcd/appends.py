@@ -1,6 +1,7 @@
 """Appends: one transaction that holds only while the term leads and the tail has not moved.
 
-    if create_revision(leader) = term and mod_revision(tail) = seen: put record, put tail
+    if create_revision(leader) = term and mod_revision(tail) = seen: put record, tail, now and
+        then a hint
     else: get record, get floor
 
 ``seen`` changes with every append, and a revision never comes back. So a transaction may be sent
@@ -14,6 +15,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
+from ...engine.records.compression import Compressor
 from ...engine.runtime.clock import Clock
 from ...errors import LimitError
 from ..fragments import CutRecord, cut_record
@@ -21,6 +23,7 @@ from ..port import FencedError, LogUnavailableError
 from ..record import LogRecord
 from . import rpc_pb2 as pb
 from .endpoints import Endpoints
+from .hints import Hints
 from .keys import Keys, decode_number
 from .rpc import Rpc
 from .session import Session
@@ -64,13 +67,15 @@ class Appender:
             keys: of the cluster.
             session: of this node.
             clock: shows that this process stood still.
-            bytes_max: of one value; a longer record is cut.
+            bytes_max: of one value; a record that is longer when it is packed is cut.
         """
         self._endpoints = endpoints
         self._keys = keys
         self._session = session
         self._clock = clock
         self._bytes_max = bytes_max
+        self._packer = Compressor("zstd", level=1)
+        self._hints = Hints(endpoints, keys, clock)
         self._tenures: dict[int, Tenure] = {}
         self.base = 0  # of the genesis: what a shard's tail is before there is one
 
@@ -88,6 +93,11 @@ class Appender:
     def clear(self) -> None:
         """Append no more in any."""
         self._tenures.clear()
+
+    async def close(self) -> None:
+        """Append no more, and tell nobody of what was."""
+        self.clear()
+        await self._hints.close()
 
     async def begin(self, shard: int, term: int, tail: pb.KeyValue | None) -> Tenure | None:
         """Settle the tail for a term that was won; None: the term is over.
@@ -132,7 +142,7 @@ class Appender:
         async with tenure.turn:
             if self.tenure(shard, term) is not tenure or not self._session.until():
                 raise FencedError(f"shard {shard}: term {term} of this node is over")
-            cut = cut_record(record, self._bytes_max)
+            cut = cut_record(record, self._bytes_max, self._packer)
             if record.first != tenure.last + 1:  # nothing is to be sent: is it there already?
                 self._found(await self._send(txn([], self._look(record))), record, cut.stored)
                 return
@@ -156,14 +166,21 @@ class Appender:
                 raise FencedError(
                     f"shard {record.shard}: another term leads; record {record.first} was not added"
                 )
-        key = self._keys.record(record.shard, record.first)
-        moved = put(tail, b"%d" % record.last)
-        request = txn(fence, [put(key, cut.stored), moved], self._look(record))
+        shard, last = record.shard, record.last
+        written = [put(self._keys.record(shard, record.first), cut.stored), put(tail, b"%d" % last)]
+        is_told = self._hints.is_due(shard)
+        if is_told:
+            written.append(self._hints.put(shard, last))
+        request = txn(fence, written, self._look(record))
         answer = await self._send(request)
         tenure.seen = (
             answer.header.revision if answer.succeeded else self._found(answer, record, cut.stored)
         )
-        tenure.last = record.last
+        tenure.last = last
+        if is_told:
+            self._hints.told(shard)
+        else:
+            self._hints.owe(shard, tenure.term, last)
 
     def _look(self, record: LogRecord) -> list[pb.RequestOp]:
         """Reads that say whether a record was added."""

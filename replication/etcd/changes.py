@@ -70,7 +70,7 @@ def _changed(answer: pb.WatchResponse, keys: Keys, starts: list[int], shards: in
     for event in answer.events:
         starts[number] = max(starts[number], event.kv.mod_revision + 1)
         key, value = event.kv.key, event.kv.value
-        add_change(found, Change(keys.shard_in(key), keys.tail_in(key, value)))
+        add_change(found, Change(keys.shard_in(key), keys.hinted_in(key, value)))
     return [Change(*one) for one in sorted(found.items())]
 
 

@@ -66,7 +66,7 @@ class Keys:
         self.balancer = prefix + b"balancer"
 
     def of_shard(self, family: str, shard: int) -> bytes:
-        """``leader``, ``tail``, ``floor``, ``fence`` or ``placement`` of a shard."""
+        """``leader``, ``tail``, ``hint``, ``floor``, ``fence`` or ``placement`` of a shard."""
         return b"%b%b/%04d" % (self.prefix, family.encode(), shard)
 
     def of_node(self, family: str, node: str) -> bytes:
@@ -92,22 +92,23 @@ class Keys:
         return b"%b/%d/%b/%04d" % (head, record.term, record.nonce.hex().encode(), number)
 
     def watched(self) -> list[tuple[bytes, bytes]]:
-        """The ranges with all keys but those of the log, which are large and follow the tail's."""
-        log, end = self.prefix + LOG, self.prefix + b"log0"
-        return [(self.prefix, log), (end, self.prefix[:-1] + b"0")]
+        """The ranges with all keys but those of the log and the tails: hints tell of both."""
+        log, tail = self.prefix + LOG, self.prefix + b"tail/"
+        end = self.prefix[:-1] + b"0"
+        return [(self.prefix, log), (self.prefix + b"log0", tail), (self.prefix + b"tail0", end)]
 
     def shard_in(self, key: bytes) -> int:
         """The shard that a key is about; -1: a node, or the whole; ``PLACEMENTS``: those."""
         family, _, name = key[len(self.prefix) :].partition(b"/")
         if family in {b"placement", b"departure"}:
             return PLACEMENTS
-        is_shard = family in {b"leader", b"tail", b"floor", b"fence"} and name.isdigit()
+        is_shard = family in {b"leader", b"tail", b"hint", b"floor", b"fence"} and name.isdigit()
         return int(name) if is_shard else -1
 
-    def tail_in(self, key: bytes, value: bytes) -> int:
-        """The index that a tail moved to; 0: the key is no tail."""
-        is_tail = key.startswith(b"tail/", len(self.prefix)) and value.isdigit()
-        return int(value) if is_tail else 0
+    def hinted_in(self, key: bytes, value: bytes) -> int:
+        """The index up to which a hint tells of entries; 0: the key is no hint."""
+        is_hint = key.startswith(b"hint/", len(self.prefix)) and value.isdigit()
+        return int(value) if is_hint else 0
 
     def parse_log(self, key: bytes, shard: int) -> LogKey:
         """What a key of a shard's log says; ``RecordCorruptError`` if it is none."""

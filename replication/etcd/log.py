@@ -169,7 +169,7 @@ class EtcdLog:
 
     async def close(self) -> None:
         """End the session, if there is one, and all calls."""
-        self._appender.clear()
+        await self._appender.close()
         await self._session.end()
         await self._endpoints.close()
 

@@ -8,7 +8,7 @@ from typing import Final
 from ...errors import RecordCorruptError
 from ..fragments import Head, join_fragments, read_stored
 from ..port import CompactedError
-from ..record import LogRecord
+from ..record import LogRecord, unpacked_bytes
 from . import rpc_pb2 as pb
 from .endpoints import Endpoints
 from .keys import Keys, decode_number
@@ -39,7 +39,7 @@ class LogReader:
         Args:
             shard: which.
             after: index of the last entry that the caller has.
-            bytes_max: stop behind about so many bytes; there is at least one record.
+            bytes_max: stop behind about so many bytes, unpacked; there is at least one record.
             is_near: what the member that is asked has will do, if it has any; no other member
                 hears of such a read.
         """
@@ -180,7 +180,7 @@ class _Run:
                 f"{stored.shard} with entries {stored.first} to {stored.last}"
             )
         self.is_at_start = False
-        self.size_bytes += len(kv.value)
+        self.size_bytes += unpacked_bytes(kv.value)
         if isinstance(stored, Head):
             self._head, self._parts = stored, []
         else:
@@ -191,8 +191,8 @@ class _Run:
         if head is None or (first, term, nonce) != (head.first, head.term, head.nonce):
             return  # left behind by a term that was fenced
         self._parts.append(value)
-        self.size_bytes += len(value)
         if len(self._parts) == head.fragments:
+            self.size_bytes += max(head.size_bytes, unpacked_bytes(self._parts[0]))
             self._add(join_fragments(head, self._parts))
             self._head = None
 

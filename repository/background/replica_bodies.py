@@ -71,7 +71,10 @@ class ReplicaBodies:
     def rewrite(self, group: Group) -> bool:
         """See ``EntryRewriter``."""
         done: list[tuple[bytes, bytes | None]] = []
-        tasks = [op for op in group.ops if op[0][FAMILY] == TASK]
+        ops = group.ops
+        if not self._has_any:  # nor does a small one matter
+            ops = [op for op in ops if op[1] is not None and len(op[1]) > self._least]
+        tasks = [op for op in ops if op[0][FAMILY] == TASK]
         large = [raw for _, raw in tasks if raw is not None and self._goes_out(raw)]
         is_changed = bool(large or (tasks and self._has_any))
         if is_changed:

@@ -58,6 +58,7 @@ __all__ = [
 _Leases = list[tuple[bytes, LeaseRecord]]
 
 _NOTED: Final = (COUNTERS, PAUSE, QUEUE_SETTINGS, SECRET, OLD_GHOSTS)
+_FIRST: Final = {key[0] for key in (*_NOTED, RESULT)}  # most rows begin otherwise
 
 
 def reload_counts(state: EngineState, shard: Shard) -> Generator[None, None, None]:
@@ -112,6 +113,8 @@ def note_rows(state: EngineState, shard: Shard, ops: Sequence[Op]) -> None:
     A malformed row is reported as an anomaly: it is in the log, and so in every replica.
     """
     for key, value in ops:
+        if key[0] not in _FIRST:
+            continue
         if key.startswith(_NOTED):
             try:
                 _note_row(state, shard, key, value)

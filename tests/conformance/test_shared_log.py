@@ -363,6 +363,27 @@ async def test_changes_are_hinted(shared_log):
     await settle()
 
 
+async def test_of_many_appends_the_last_is_hinted(shared_log):
+    a, (term, _) = await led(shared_log, shard=1)
+    b = await joined(shared_log, "b")
+    seen: dict[int, int] = {}  # by shard, as it was told last
+
+    async def watch() -> None:
+        async for change in b.watch():
+            seen[change.shard] = change.last
+
+    task = asyncio.ensure_future(watch())
+    await shared_log.pass_time(0.3)
+    seen.clear()
+    for first in range(1, 10):
+        await a.append(record_of(1, term, first, PUT))
+    await shared_log.pass_time(0.5)
+    assert seen[1] == 9
+    task.cancel()
+    await asyncio.wait([task])
+    await settle()
+
+
 async def test_the_last_checkpoint_of_each_node_is_known(shared_log):
     a, b = await joined(shared_log, "a"), await joined(shared_log, "b")
     old = Checkpoint("a", "file:///a", "d1", (3, 4), 10)

@@ -7,7 +7,7 @@ from support_sources import ROOT, text_of
 from lodeq.replication.etcd.keys import Keys, encode
 from lodeq.replication.fragments import cut_record
 from lodeq.replication.port import Checkpoint, Genesis, Member
-from lodeq.replication.record import Batch, LogRecord, encode_record
+from lodeq.replication.record import Batch, LogRecord, decode_record, encode_record
 
 PAGE = text_of(ROOT / "docs" / "etcd.md")
 BLOCK = re.search(r"```text\n(/lodeq/.*?)```", PAGE, re.DOTALL)
@@ -44,6 +44,7 @@ def made() -> dict[str, bytes]:
         ),
         (keys.of_shard("leader", 3), b"n1"),
         (keys.of_shard("tail", 3), b"13"),
+        (keys.of_shard("hint", 3), b"13"),
         (keys.of_shard("floor", 3), b"12"),
         (keys.of_shard("fence", 3), b"1764151200000"),
         (keys.record(3, 12), encode_record(record)),
@@ -55,3 +56,10 @@ def made() -> dict[str, bytes]:
 
 def test_the_bytes_on_the_page_are_those_of_the_adapter():
     assert shown() == made()
+
+
+def test_the_packed_record_on_the_page_is_one():
+    block = re.search(r"one release of the library:\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+    ops = ((b"key", b"value" * 300),)
+    record = LogRecord(NONCE, 3, 57, 14, (Batch(1 << 40 | 14, ops),))
+    assert decode_record(bytes.fromhex(block[1])) == record

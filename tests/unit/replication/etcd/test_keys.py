@@ -53,12 +53,12 @@ def test_order_is_that_of_the_log():
     assert in_order[-1] < KEYS.records_end(3) < KEYS.record(4, 0)
 
 
-def test_the_watch_sees_every_key_but_those_of_the_log():
+def test_the_watch_sees_every_key_but_those_of_the_log_and_the_tails():
     def is_watched(key: bytes) -> bool:
         return any(first <= key < end for first, end in KEYS.watched())
 
-    for family in ("leader", "tail", "floor", "fence"):
-        assert is_watched(KEYS.of_shard(family, 4095))
+    for family in ("leader", "hint", "floor", "fence", "tail"):
+        assert is_watched(KEYS.of_shard(family, 4095)) == (family != "tail")
         assert KEYS.shard_in(KEYS.of_shard(family, 4095)) == 4095
     for family in ("member", "checkpoint"):
         assert is_watched(KEYS.of_node(family, "7"))
