@@ -112,7 +112,7 @@ def decode_record(raw: bytes) -> LogRecord:
     if xxh3_64_digest(body) != raw[:8]:
         raise RecordCorruptError("a record of the log does not have its checksum")
     if body[:1] == _PACKED:
-        body = inflate(ZSTD, raw[_FRAME_AT:], unpacked_bytes(raw) - _PACKED_AT, _UNPACKED_BYTES_MAX)
+        body = _unpacked(raw)
     try:
         version, nonce, shard, term, first, batches = msgpack.unpackb(body)
         if not 1 <= _checked(version, int) <= LEVEL:
@@ -129,6 +129,16 @@ def decode_record(raw: bytes) -> LogRecord:
         )
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise RecordCorruptError(f"a record of the log cannot be read: {error}") from error
+
+
+def _unpacked(raw: bytes) -> bytes:
+    size = unpacked_bytes(raw) - _PACKED_AT
+    try:
+        return inflate(ZSTD, raw[_FRAME_AT:], size, _UNPACKED_BYTES_MAX)
+    except RecordCorruptError as error:  # of a payload, says what unpacks those
+        raise RecordCorruptError(
+            f"a record of the log says that it has {size} bytes, and cannot be unpacked to them"
+        ) from error
 
 
 def _ops(parts: Sequence[Any]) -> tuple[Op, ...]:

@@ -59,7 +59,7 @@ def test_every_flipped_bit_of_a_packed_record_is_damage():
 def test_a_record_that_lies_about_its_size_is_damage(lie):
     body = encode_record(large())[8:]
     assert decode_record(packed(body)) == large()
-    with pytest.raises(RecordCorruptError):
+    with pytest.raises(RecordCorruptError, match="a record of the log says that it has"):
         decode_record(packed(body, len(body) + lie))
 
 
