@@ -95,7 +95,7 @@ class Appender:
         self._tenures.clear()
 
     async def close(self) -> None:
-        """Append no more, and tell nobody of what was."""
+        """Append no more, and write no more hints."""
         self.clear()
         await self._hints.close()
 
@@ -168,8 +168,8 @@ class Appender:
                 )
         shard, last = record.shard, record.last
         written = [put(self._keys.record(shard, record.first), cut.stored), put(tail, b"%d" % last)]
-        is_told = self._hints.is_due(shard)
-        if is_told:
+        has_hint = self._hints.is_due(shard)
+        if has_hint:
             written.append(self._hints.put(shard, last))
         request = txn(fence, written, self._look(record))
         answer = await self._send(request)
@@ -177,8 +177,8 @@ class Appender:
             answer.header.revision if answer.succeeded else self._found(answer, record, cut.stored)
         )
         tenure.last = last
-        if is_told:
-            self._hints.told(shard)
+        if has_hint:
+            self._hints.wrote(shard)
         else:
             self._hints.owe(shard, tenure.term, last)
 

@@ -1,6 +1,6 @@
 """Hints of appends: a key of its own for each shard, which all nodes watch.
 
-Whoever watches a key is told of each change, in a message of its own. The tail changes with every
+Whoever watches a key gets a message for each change. The tail changes with every
 append, so nobody watches it: a busy cluster would do little else. An append that comes ``HINT_S``
 behind the last hint writes one in its own transaction. One that comes earlier *owes* it: unless
 another append has written it by then, it is written alone twice that time behind the last one. So
@@ -34,23 +34,23 @@ class Hints:
         self._endpoints = endpoints
         self._keys = keys
         self._clock = clock
-        self._told: dict[int, float] = {}  # by shard: mono() of the last one
+        self._written: dict[int, float] = {}  # by shard: mono() of the last one
         self._owed: dict[int, tuple[int, int]] = {}  # term and last index
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def is_due(self, shard: int) -> bool:
         """Whether the next append is to write one."""
-        told = self._told.get(shard)
-        return told is None or self._clock.mono() - told >= HINT_S
+        written = self._written.get(shard)
+        return written is None or self._clock.mono() - written >= HINT_S
 
     def put(self, shard: int, last: int) -> pb.RequestOp:
-        """What an append writes besides."""
+        """The operation that writes one."""
         return put(self._keys.of_shard("hint", shard), b"%d" % last)
 
-    def told(self, shard: int) -> None:
+    def wrote(self, shard: int) -> None:
         """An append has written one."""
-        self._told[shard] = self._clock.mono()
+        self._written[shard] = self._clock.mono()
         self._owed.pop(shard, None)
         timer = self._timers.pop(shard, None)
         if timer is not None:
@@ -60,14 +60,14 @@ class Hints:
         """An append has written none: see to it that one follows."""
         self._owed[shard] = term, last
         if shard not in self._timers:
-            left_s = self._told.get(shard, 0.0) + 2 * HINT_S - self._clock.mono()
+            left_s = self._written.get(shard, 0.0) + 2 * HINT_S - self._clock.mono()
             loop = asyncio.get_running_loop()
-            self._timers[shard] = loop.call_later(max(0.0, left_s), self._tell, shard)
+            self._timers[shard] = loop.call_later(max(0.0, left_s), self._write_owed, shard)
 
-    def _tell(self, shard: int) -> None:
+    def _write_owed(self, shard: int) -> None:
         del self._timers[shard]
         term, last = self._owed.pop(shard)
-        self._told[shard] = self._clock.mono()
+        self._written[shard] = self._clock.mono()
         leads = created_at(self._keys.of_shard("leader", shard), term)
         send = self._send(txn([leads], [self.put(shard, last)]))
         task = asyncio.get_running_loop().create_task(send, name=f"lodeq-hint-{shard}")
@@ -78,7 +78,7 @@ class Hints:
         try:
             await self._endpoints.call(Rpc.TXN, request, self._endpoints.try_s)
         except LodeqError:
-            pass  # whatever it is, the next append tells of it
+            pass  # whatever it is, the next append meets it
 
     async def close(self) -> None:
         """Write none any more."""

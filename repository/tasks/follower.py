@@ -58,7 +58,7 @@ __all__ = [
 _Leases = list[tuple[bytes, LeaseRecord]]
 
 _NOTED: Final = (COUNTERS, PAUSE, QUEUE_SETTINGS, SECRET, OLD_GHOSTS)
-_FIRST: Final = {key[0] for key in (*_NOTED, RESULT)}  # most rows begin otherwise
+_FIRST: Final = {key[:1] for key in (*_NOTED, RESULT)}  # most rows begin otherwise
 
 
 def reload_counts(state: EngineState, shard: Shard) -> Generator[None, None, None]:
@@ -113,7 +113,7 @@ def note_rows(state: EngineState, shard: Shard, ops: Sequence[Op]) -> None:
     A malformed row is reported as an anomaly: it is in the log, and so in every replica.
     """
     for key, value in ops:
-        if key[0] not in _FIRST:
+        if key[:1] not in _FIRST:
             continue
         if key.startswith(_NOTED):
             try:

@@ -63,7 +63,7 @@ def test_a_record_that_lies_about_its_size_is_damage(lie):
         decode_record(packed(body, len(body) + lie))
 
 
-def test_a_bomb_is_damage_before_it_costs_memory():
+def test_a_bomb_is_damage():
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 28))
     for size in (1000, (1 << 32) - 1):
         rest = b"\xc1" + struct.pack(">I", size) + bomb
