@@ -43,7 +43,7 @@ from itertools import islice
 from ..engine.records.keyspace import APPLIED, OPEN
 from ..engine.records.rows import Applied, decode_applied, encode_applied, encode_open
 from ..engine.runtime.event_loop import Future, Spawner
-from ..engine.store.port import Store, ops_bytes
+from ..engine.store.port import Op, Store, ops_bytes
 from ..errors import (
     ClosedError,
     CommitUnknownError,
@@ -65,6 +65,7 @@ from .shard_status import CLOSED, ELECTED, FOLLOWING, SERVING, STALLED
 __all__ = ["ReplicatedCoalescer"]
 
 TICK_PROPOSALS_MAX = 256
+_begin = Coalescer.begin
 CLOSE_PROPOSED_S_MAX = 10.0
 HELD_BYTES_MAX = 16 << 20  # committed, and waiting for a sync of their payloads
 
@@ -87,7 +88,7 @@ class ReplicatedCoalescer(Coalescer):
         tick_work: TickWork | None,
         on_writes_end: Callable[[], None],
         replicator: Replicator,
-        on_entry: Callable[[Entry], None],
+        on_rows: Callable[[Sequence[Op]], None],
         on_deposed: Callable[[], None],
     ) -> None:
         super().__init__(
@@ -106,7 +107,7 @@ class ReplicatedCoalescer(Coalescer):
         self._replicator = replicator
         self.submission_bytes_max = submission_bytes_max(replicator)
         self.group_bytes_max = min(GROUP_BYTES_MAX, self.submission_bytes_max)
-        self._on_entry = on_entry  # rows of an entry of another leader were applied
+        self._on_rows = on_rows  # rows of entries of another leader were applied
         self._on_deposed = on_deposed  # nothing is pending any more, and memory is to go
         raw = store.get(APPLIED)
         self.applied = Applied() if raw is None else decode_applied(raw)
@@ -275,8 +276,10 @@ class ReplicatedCoalescer(Coalescer):
                 f"about {cost_bytes:,} bytes in one atomic batch, and this store's log takes "
                 f"{self.submission_bytes_max:,}: split the call, or store large values elsewhere"
             )
-        group = super().begin(cost_bytes)
-        if not self._is_scheduled and self._is_full(group):
+        group = _begin(self, cost_bytes)  # without ``super()``: every submission is here
+        if not self._is_scheduled and (
+            group.submissions >= self.commit_batch_max or group.bytes > self.group_bytes_max
+        ):
             self.poke()
         return group
 
@@ -453,6 +456,8 @@ class ReplicatedCoalescer(Coalescer):
                 group.waiters += mine.waiters
                 group.durable_waiters += mine.durable_waiters
             group.ops += entry.ops if self.events is not None else without_events(entry.ops)
+        if len(entries) > 1:  # of what they do to one row, the last counts
+            group.ops = list(dict(group.ops).items())
         if not group.submissions:
             group.submissions = 1
             self.waiting += 1
@@ -510,9 +515,8 @@ class ReplicatedCoalescer(Coalescer):
             self._unsynced_entries.append((last.commit_seq, last.index))
             if self.events is not None:
                 self.events.applied(event_rows(group.ops))
-            for entry in entries:
-                if first is None or entry.commit_seq < first.number:
-                    self._on_entry(entry)
+            if first is None or last.commit_seq < first.number:
+                self._on_rows(group.ops)
         if self._unsynced:
             self._syncer.kick()
 

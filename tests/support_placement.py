@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from support_behaviour import settle, sound
+from support_behaviour import sound
 from support_log_cluster import LogCluster, LogNode
 from support_replication import OWN
 
@@ -71,9 +71,18 @@ class PlacedCluster(LogCluster):
         placements = self.placements().values()
         return Counter(n for one in placements if one.shard != HOME for n in one.copies)
 
+    def is_read(self) -> bool:
+        """Whether every copy has what the log has."""
+        tails = self.tails()
+        return all(
+            self.nodes[name].replicator.status().shards[shard].applied == tails[shard]
+            for shard in range(self.shards)
+            for name in self.copies_of(shard)
+        )
+
     def is_at_rest(self) -> bool:
         """Whether every shard has its copies, where they are to be, and all is up to date."""
-        placements, tails = self.placements(), self.tails()
+        placements = self.placements()
         if len(placements) < self.shards or any(one.leaving for one in placements.values()):
             return False
         wanted = min(self.copies, len(self.nodes))
@@ -82,12 +91,9 @@ class PlacedCluster(LogCluster):
                 return False
             if sorted(self.copies_of(shard)) != sorted({*one.copies} if shard else self.nodes):
                 return False
-            for name in self.copies_of(shard):
-                status = self.nodes[name].replicator.status().shards[shard]
-                if status.applied != tails[shard]:
-                    return False
         held = [self.held()[name] for name in self.nodes]
-        return max(held) - min(held) <= 1 and all(map(self.leader, range(self.shards)))
+        is_even = max(held) - min(held) <= 1
+        return is_even and self.is_read() and all(map(self.leader, range(self.shards)))
 
     async def until_at_rest(self, within_s: float = 120.0) -> float:
         try:
@@ -97,8 +103,8 @@ class PlacedCluster(LogCluster):
             raise AssertionError(f"{self.placements()}; {where}; {error}") from error
 
     async def check_rows(self) -> None:
-        """All copies of a shard have the same rows."""
-        await settle(50)
+        """All copies of a shard have the same rows, as soon as followers have read to the end."""
+        await self.until(self.is_read)
         for node in self.nodes.values():
             await sound(node.engine)
         for shard in range(self.shards):

@@ -36,12 +36,7 @@ _STALLS_MAX = 100
 
 def ops_bytes(ops: Iterable[Op]) -> int:
     """Bytes of the keys and values."""
-    size = 0
-    for key, value in ops:
-        size += len(key)
-        if value is not None:
-            size += len(value)
-    return size
+    return sum([len(key) + len(value) if value else len(key) for key, value in ops])
 
 
 class StoreView(Protocol):

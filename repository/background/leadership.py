@@ -49,7 +49,7 @@ from ...engine.records.rows import (
     encode_old_ghosts,
     encode_secret,
 )
-from ...engine.store.port import Store
+from ...engine.store.port import Op, Store
 from ...errors import (
     ClosedError,
     CommitUnknownError,
@@ -136,7 +136,7 @@ class Leadership:
             tick_work=state.waiters,
             on_writes_end=state.on_writes_end,
             replicator=self._replicator,
-            on_entry=partial(self._applied, shard),
+            on_rows=partial(self._applied, shard),
             on_deposed=partial(self._deposed, shard),
         )
         return coalescer
@@ -370,9 +370,9 @@ class Leadership:
 
     # -- what the commit loop calls ----------------------------------------------------
 
-    def _applied(self, shard: int, entry: Entry) -> None:
+    def _applied(self, shard: int, ops: Sequence[Op]) -> None:
         if shard in self._coalescers:  # else it is being let go, and no caller sees its rows
-            note_rows(self._state, self._state.shards[shard], entry.ops)
+            note_rows(self._state, self._state.shards[shard], ops)
 
     def _deposed(self, shard: int) -> None:
         state = self._state

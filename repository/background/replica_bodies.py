@@ -73,7 +73,8 @@ class ReplicaBodies:
         done: list[tuple[bytes, bytes | None]] = []
         ops = group.ops
         if not self._has_any:  # nor does a small one matter
-            ops = [op for op in ops if op[1] is not None and len(op[1]) > self._least]
+            least = self._least
+            ops = [(key, value) for key, value in ops if value and len(value) > least]
         tasks = [op for op in ops if op[0][FAMILY] == TASK]
         large = [raw for _, raw in tasks if raw is not None and self._goes_out(raw)]
         is_changed = bool(large or (tasks and self._has_any))

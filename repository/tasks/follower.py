@@ -108,19 +108,17 @@ def drop_counts(state: EngineState, shard: Shard) -> None:
 
 
 def note_rows(state: EngineState, shard: Shard, ops: Sequence[Op]) -> None:
-    """The rows of an entry were applied: follow counts, pauses, settings; wake waits for results.
+    """Rows of entries were applied: follow counts, pauses, settings; wake waits for results.
 
     A malformed row is reported as an anomaly: it is in the log, and so in every replica.
     """
-    for key, value in ops:
-        if key[:1] not in _FIRST:
-            continue
+    for key, value in [op for op in ops if op[0][:1] in _FIRST]:
         if key.startswith(_NOTED):
             try:
                 _note_row(state, shard, key, value)
             except RecordCorruptError as error:
                 state.anomaly(f"shard {shard.index}: an entry of its log: {error}")
-        elif state.result_waiters and value is not None and key.startswith(RESULT):
+        elif state.result_waiters and key.startswith(RESULT):  # also one that is gone again
             for future in state.result_waiters.pop(key[len(RESULT) :], ()):
                 if not future.done():
                     future.set_result(True)

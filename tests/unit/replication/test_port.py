@@ -94,7 +94,7 @@ class Rig:
     spawner: ManualSpawner
     log: Script
     coalescer: ReplicatedCoalescer
-    seen: list[int]
+    seen: list[int]  # the last index of each write whose rows were passed on
     deposed: list[bool]
 
     async def lead(self, incarnation: int = 2) -> None:
@@ -160,7 +160,7 @@ def make(
         tick_work=None,
         on_writes_end=lambda: None,
         replicator=log,
-        on_entry=lambda entry: seen.append(entry.index),
+        on_rows=lambda ops: seen.append(decode_applied(dict(ops)[APPLIED] or b"").index),
         on_deposed=lambda: deposed.append(True),
     )
     return Rig(store, spawner, log, coalescer, seen, deposed)
@@ -300,13 +300,32 @@ async def test_many_entries_are_one_write_with_one_position() -> None:
         (APPLIED, encode_applied(Applied(1, 3)))
     ]
     assert (rig.coalescer.applied, rig.coalescer.applied_number) == (Applied(1, 3), BASE + 3)
-    assert (rig.seen, rig.coalescer.waiting) == ([1, 2, 3], 0)
+    assert (rig.seen, rig.coalescer.waiting) == ([3], 0)
     rig.coalescer.apply_many(
         [entry(n, BASE + n, term=2) for n in (2, 3, 4)]
     )  # two are there already
     assert rig.written[1:] == [[b"k4"]]
     rig.coalescer.apply_many([])
-    assert (len(rig.written), rig.seen) == (2, [1, 2, 3, 4])
+    assert (len(rig.written), rig.seen) == (2, [3, 4])
+
+
+@on_loop
+async def test_of_many_entries_a_row_is_written_once_as_the_last_leaves_it() -> None:
+    rig = make()
+    rig.coalescer.apply_many(
+        [
+            entry(1, BASE + 1, (b"a", b"1"), (b"b", b"1"), (b"gone", b"1")),
+            entry(2, BASE + 2, (b"b", None), (b"a", b"2"), (b"gone", None)),
+            entry(3, BASE + 3, (b"b", b"3"), (b"c", b"3")),
+        ]
+    )
+    assert [op for op in rig.store.batches[0] if op[0] != APPLIED] == [
+        (b"a", b"2"),
+        (b"b", b"3"),
+        (b"gone", None),
+        (b"c", b"3"),
+    ]
+    assert rig.coalescer.applied == Applied(1, 3)
 
 
 @on_loop
@@ -334,7 +353,7 @@ async def test_many_entries_answer_whoever_had_proposed_one_of_them() -> None:
     rig.coalescer.depose()
     rig.coalescer.apply_many([Entry(0, 1, 2, number, ops), entry(3, 3 * BASE + 1, term=2)])
     assert await asyncio.gather(*futures) == [b"a"]
-    assert (rig.written, rig.coalescer.waiting, rig.seen) == ([[b"a", b"k3"]], 0, [2, 3])
+    assert (rig.written, rig.coalescer.waiting, rig.seen) == ([[b"a", b"k3"]], 0, [3])
 
 
 # -- what is durable -------------------------------------------------------------------
