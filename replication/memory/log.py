@@ -226,7 +226,7 @@ class MemoryLogClient:
         self._serial = serial
         self._request_s = request_s
         self._waiting = log.waiting if waiting is None else waiting
-        self._asked: set[Future] = set()
+        self._asked: dict[Future, None] = {}  # in order: a seed repeats it
         self._session = 0
         self._until = 0.0
         self._joins = 0
@@ -247,14 +247,14 @@ class MemoryLogClient:
             if not future.done():
                 future.set_result((outcome, revision))
 
-        self._asked.add(future)
+        self._asked[future] = None
         try:
             self.log.send(self.node, kind, work, reply)
             answer: tuple[Any, int] | None = await self._waiting.until(
                 future, self._request_s if timeout_s is None else timeout_s
             )
         finally:
-            self._asked.discard(future)
+            self._asked.pop(future, None)
         if answer is None:
             raise _UnansweredError(f"the log has not answered ({kind})")
         outcome, revision = answer

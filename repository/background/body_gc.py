@@ -85,7 +85,7 @@ class BodyGC:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
-        self._wakers: set[Future] = set()
+        self._wakers: list[Future] = []
         self._is_stopping = False
         self._is_finishing = False
         self._has_passed = False  # all files have been looked at since the open
@@ -398,14 +398,14 @@ class BodyGC:
             return
         state = self._state
         waker = state.spawner.future()
-        self._wakers.add(waker)
+        self._wakers.append(waker)
         until = state.clock.mono() + seconds
         timer = state.clock.call_at(state.spawner, until, lambda: _done(waker))
         try:
             await waker
         finally:
             timer.cancel()
-            self._wakers.discard(waker)
+            self._wakers.remove(waker)
 
 
 def _log_failure(shard: Shard) -> None:

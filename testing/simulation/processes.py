@@ -43,7 +43,7 @@ class SimProcess(SimLoop):
         self.name = name
         self._parent = parent
         self._held: list[Callable[[], object]] | None = None  # None: it is not frozen
-        self._asked: set[asyncio.Future[Any]] = set()
+        self._asked: dict[asyncio.Future[Any], None] = {}  # in order: a seed repeats it
 
     def __repr__(self) -> str:
         return f"<SimProcess {self.name}>"
@@ -95,7 +95,7 @@ class SimProcess(SimLoop):
         if self.is_dead:
             answer.set_exception(GoneError(f"{self.name} is dead"))
             return answer
-        self._asked.add(answer)
+        self._asked[answer] = None
 
         async def work() -> None:
             try:
@@ -122,7 +122,7 @@ class SimProcess(SimLoop):
     def _answer(
         self, answer: asyncio.Future[Any], value: object, error: BaseException | None
     ) -> None:
-        self._asked.discard(answer)
+        self._asked.pop(answer, None)
         if answer.done():
             return
         if error is not None:

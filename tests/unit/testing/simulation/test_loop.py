@@ -7,6 +7,7 @@ import pytest
 
 from lodeq.engine.runtime.ids import seeded
 from lodeq.testing.simulation.loop import DeadlockError, EndlessError, SimLoop, SimTime
+from lodeq.testing.simulation.processes import GoneError, SimProcess
 
 
 def loop_of(seed="1", **options):
@@ -147,3 +148,19 @@ def test_a_pause_makes_timers_late():
     loop = loop_of()
     start = loop.time()
     assert loop.run(main()) - start == pytest.approx(11, abs=1e-3)
+
+
+def test_who_asked_a_process_that_dies_hears_of_it_in_the_order_of_asking():
+    loop, heard = loop_of(order="fifo"), []
+
+    async def main():
+        process = SimProcess(loop, "a")
+        asked = [process.ask(lambda: asyncio.sleep(100)) for _ in range(64)]
+        for n, answer in enumerate(asked):
+            answer.add_done_callback(lambda _, n=n: heard.append(n))
+        await asyncio.sleep(1)
+        process.die()
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    assert {type(answer) for answer in loop.run(main())} == {GoneError}
+    assert heard == [*range(64)]
