@@ -139,6 +139,7 @@ BESIDE = {
     "payload_kind": {"payload_base64": "wA=="}, "result_kind": {"result_base64": "wA=="},
     "headers_base64": {"headers_kind": "msgpack"}, "headers_kind": {"headers_base64": "gA=="},
     "skip_tenants": {"queues": [{"queue": "mail", "all_tenants": True}]},
+    "skip_functions": {"queues": [{"queue": "mail", "all_tenants": True}]},
     ("find", "after"): {"oldest_first": True},
 }  # fmt: skip
 INSTEAD = {"payload_base64": "payload", "payload_kind": "payload", "result_base64": "result"}
