@@ -123,8 +123,8 @@ class Replica(Protocol):
     def apply_many(self, entries: Sequence[Entry]) -> None:
         """Take consecutive entries of one shard in one write; as ``apply``, all or none.
 
-        For a replica that catches up. The event loop stands still for the write: some 2 MiB of
-        rows at a time keep that to milliseconds.
+        A row that several of them change is written once, as the last of them leaves it. The event
+        loop stands still for the write: some 2 MiB of rows at a time keep that to milliseconds.
         """
 
     def limit_intake(self, reason: str | None) -> None:
