@@ -72,7 +72,7 @@ bench: .venv/.bench ## Benchmarks, in minutes
 bench-full: .venv/.bench ## All benchmarks at length; writes docs/benchmarks.md
 	$(BIN)/python bench/run.py --docs $(ARGS)
 
-# SCALE=0.3 takes some ten minutes; HARD=compiled measures that build. A store of ten million tasks is
+# SCALE=0.3 takes some twenty minutes; HARD=compiled measures that build. A store of ten million tasks is
 # used where DIR has one (SCALE=1 makes it).
 bench-hard: .venv/.peers $(if $(HARD),.venv/$(HARD)/.stamp) ## The hard loads in one table: bursts, backlogs, many processes
 	$(BIN)/python -c 'import sys; sys.path.insert(0, "bench"); from peers import programs; \

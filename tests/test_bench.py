@@ -185,9 +185,11 @@ def test_a_herd_is_told_by_wall_and_by_cpu_time_with_both_collectors(tmp_path: P
 @pytest.mark.slow
 def test_a_run_of_the_hard_loads_says_how_long_it_takes() -> None:
     lines = python(BENCH / "run.py", "--hard", "--scale", "0.2", "--estimate").splitlines()
-    assert len(lines) == 18  # sixteen cases, all of them, and an empty line
-    minutes = int(lines[-2].split()[2])
-    assert 5 <= minutes <= 12
+    *cases, total, last = lines
+    seconds = [int(case.split()[2]) for case in cases]
+    assert len(cases) >= 18 and last == ""
+    assert abs(sum(seconds) / 60 - int(total.split()[2])) <= 1
+    assert sum(seconds) <= 15 * 60  # in minutes, as it says where it is named
     one = python(BENCH / "run.py", "--hard", "--only", "dedup", "--scale", "0.2", "--estimate")
     assert one.startswith("  dedup: about ")
 
