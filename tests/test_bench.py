@@ -187,7 +187,8 @@ def test_a_run_of_the_hard_loads_says_how_long_it_takes() -> None:
     lines = python(BENCH / "run.py", "--hard", "--scale", "0.2", "--estimate").splitlines()
     *cases, total, last = lines
     seconds = [int(case.split()[2]) for case in cases]
-    assert len(cases) >= 18 and last == ""
+    assert len(cases) >= 18
+    assert last == ""
     assert abs(sum(seconds) / 60 - int(total.split()[2])) <= 1
     assert sum(seconds) <= 15 * 60  # in minutes, as it says where it is named
     one = python(BENCH / "run.py", "--hard", "--only", "dedup", "--scale", "0.2", "--estimate")
