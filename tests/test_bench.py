@@ -182,7 +182,6 @@ def test_a_herd_is_told_by_wall_and_by_cpu_time_with_both_collectors(tmp_path: P
     ]
 
 
-@pytest.mark.slow
 def test_a_run_of_the_hard_loads_says_how_long_it_takes() -> None:
     lines = python(BENCH / "run.py", "--hard", "--scale", "0.2", "--estimate").splitlines()
     *cases, total, last = lines

@@ -30,7 +30,7 @@ from lodeq.replication.replicator import LogReplicator
 from lodeq.repository.maintenance import attach as attach_module
 from lodeq.repository.maintenance.detach import detach
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 SHARDS = 4
 SPREAD = range(1, SHARDS)
 LARGE = 40_000  # payloads that lie outside

@@ -19,7 +19,7 @@ from lodeq.replication.port import NO_COPY
 from lodeq.replication.replica_note import read_note
 from lodeq.repository.api.view import view_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
