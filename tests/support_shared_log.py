@@ -5,6 +5,7 @@ log service that is new, and connections to it. Register one with ``@adapter("na
 """
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from lodeq.replication.memory.log import MemoryLog
 from lodeq.replication.port import SharedLog
 from lodeq.replication.record import Batch, LogRecord
 
-__all__ = ["ADAPTERS", "PARAMS", "LogRig", "adapter", "record_of"]
+__all__ = ["ADAPTERS", "PARAMS", "LogRig", "adapter", "noise", "record_of"]
 
 
 @dataclass
@@ -110,6 +111,11 @@ async def etcd_log() -> AsyncIterator[LogRig]:
     for made in clients:
         await made.close()
     await raw.close()
+
+
+def noise(size: int) -> bytes:
+    """Bytes that a log does not pack into fewer."""
+    return random.Random(size).randbytes(size)
 
 
 def record_of(shard: int, term: int, first: int, *ops: tuple[Op, ...], **given: Any) -> LogRecord:

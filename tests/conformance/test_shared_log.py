@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from support_behaviour import settle
-from support_shared_log import ADAPTERS, PARAMS, LogRig, record_of
+from support_shared_log import ADAPTERS, PARAMS, LogRig, noise, record_of
 
 from lodeq.errors import RecordCorruptError, UsageError
 from lodeq.replication.port import (
@@ -256,7 +256,7 @@ async def test_a_new_leader_knows_the_last_entry(shared_log):
 @pytest.mark.parametrize("size", [0, 1, 5_000_000])
 async def test_a_large_record_is_cut_and_put_together(shared_log, size):
     a, (term, _) = await led(shared_log)
-    large = record_of(0, term, 1, ((b"k", b"x" * (a.record_bytes_max + size)),))
+    large = record_of(0, term, 1, ((b"k", noise(a.record_bytes_max + size)),))
     after = record_of(0, term, 2, PUT)
     await a.append(large)
     await a.append(after)
@@ -271,7 +271,7 @@ async def test_a_large_record_of_a_deposed_leader_is_fenced(shared_log):
     a, (term, _) = await led(shared_log)
     await a.resign(0, term)
     with pytest.raises(FencedError):
-        await a.append(record_of(0, term, 1, ((b"k", b"x" * 3 * a.record_bytes_max),)))
+        await a.append(record_of(0, term, 1, ((b"k", noise(3 * a.record_bytes_max)),)))
     assert await shared_log.orphans(0) == 0
 
 

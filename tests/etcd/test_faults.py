@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support_etcd import TTL_S, Proxy, Raw, closing, fresh_name, log_of, looked, until
-from support_shared_log import record_of
+from support_shared_log import noise, record_of
 
 from lodeq.errors import ClosedError, LogRolledBackError, UsageError
 from lodeq.replication.port import (
@@ -82,10 +82,14 @@ async def test_a_large_append_whose_answers_are_lost_is_there_once(servers):
         log, term = await led(url, record_bytes_max=4096)
         async with closing(log):
             proxy.is_losing = True
-            large = record_of(0, term, 1, ((b"k", b"x" * 50_000),))
+            large = record_of(0, term, 1, ((b"k", noise(50_000)),))
             await log.append(large)
             proxy.is_losing = False
             assert await log.read(0, 0) == [large]
+            raw = Raw(url)
+            found = await raw.kvs()
+            await raw.close()
+            assert sum(key.startswith("log/0000/") for key in found) > 50_000 // 4096
 
 
 async def test_a_campaign_whose_answer_is_lost_is_won_once(servers):
@@ -366,7 +370,7 @@ async def test_what_is_truncated_and_compacted_is_free_again(one_server):
     url = server.url("space", more="&quota=64MiB")
     log, term = await led(url)
     async with closing(log):
-        large = (b"k", bytes(1 << 20))
+        large = (b"k", noise(1 << 20))
         for index in range(1, 13):
             await log.append(record_of(0, term, index, (large,)))
         # It tells what it has committed, ten times a second.
@@ -388,7 +392,7 @@ async def test_what_is_truncated_and_compacted_is_free_again(one_server):
 async def fill(log, term: int) -> None:
     """Append more than a small quota takes, and truncate it all."""
     for index in range(1, 20):
-        await log.append(record_of(0, term, index, ((b"k", bytes(1 << 20)),)))
+        await log.append(record_of(0, term, index, ((b"k", noise(1 << 20)),)))
         await log.truncate(0, index)
 
 
