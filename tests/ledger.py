@@ -66,9 +66,10 @@ class Ledger:
         here: dict[tuple[str, str], int] = defaultdict(int)
         for piece in found:
             here[piece["gate"], piece["commit"]] += piece["done"]
-        rows = [row for row in self._rows() if row["done"] > here[row["gate"], row["commit"]]]
-        known = {(row["gate"], row["commit"]) for row in rows}
-        found = rows + [p for p in found if (p["gate"], p["commit"]) not in known]
+        rows = {(row["gate"], row["commit"]): row for row in self._rows()}
+        # A step without tests has done nothing, here or elsewhere.
+        known = {key: row for key, row in rows.items() if row["done"] > here.get(key, -1)}
+        found = [*known.values()] + [p for p in found if (p["gate"], p["commit"]) not in known]
         return [piece for piece in found if gate is None or piece["gate"] == gate]
 
     def next_start(self, gate: str) -> int:

@@ -37,6 +37,7 @@ def test_the_table_is_where_a_fresh_clone_goes_on(tmp_path):
     ledger.add("sim", done=100, failed=1, seconds=60.0)
     ledger.add("sim", done=50, failed=0, seconds=30.0)
     ledger.add("power", done=7, failed=0, seconds=1.0)
+    ledger.add("check", done=0, failed=0, seconds=9.0)  # a step without tests
     ledger.write_table()
     clone = Ledger(tmp_path / "two.jsonl", table)
     assert clone.next_start("sim") == clone.total("sim") == 150
