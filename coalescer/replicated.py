@@ -65,7 +65,6 @@ from .shard_status import CLOSED, ELECTED, FOLLOWING, SERVING, STALLED
 __all__ = ["ReplicatedCoalescer"]
 
 TICK_PROPOSALS_MAX = 256
-_begin = Coalescer.begin
 CLOSE_PROPOSED_S_MAX = 10.0
 HELD_BYTES_MAX = 16 << 20  # committed, and waiting for a sync of their payloads
 
@@ -276,10 +275,8 @@ class ReplicatedCoalescer(Coalescer):
                 f"about {cost_bytes:,} bytes in one atomic batch, and this store's log takes "
                 f"{self.submission_bytes_max:,}: split the call, or store large values elsewhere"
             )
-        group = _begin(self, cost_bytes)  # without ``super()``: every submission is here
-        if not self._is_scheduled and (
-            group.submissions >= self.commit_batch_max or group.bytes > self.group_bytes_max
-        ):
+        group = super().begin(cost_bytes)
+        if not self._is_scheduled and self._is_full(group):
             self.poke()
         return group
 

@@ -189,7 +189,7 @@ def test_a_run_of_the_hard_loads_says_how_long_it_takes() -> None:
     assert len(cases) >= 18
     assert last == ""
     assert abs(sum(seconds) / 60 - int(total.split()[2])) <= 1
-    assert sum(seconds) <= 15 * 60  # in minutes, as it says where it is named
+    assert sum(seconds) <= 15 * 60  # CONTRIBUTING.md: in minutes
     one = python(BENCH / "run.py", "--hard", "--only", "dedup", "--scale", "0.2", "--estimate")
     assert one.startswith("  dedup: about ")
 

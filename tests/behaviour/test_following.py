@@ -6,6 +6,8 @@ import pytest
 from support_behaviour import settle
 from support_log_cluster import LogCluster, LogNode
 
+from lodeq import TaskFilter
+from lodeq.errors import TaskNotFoundError
 from lodeq.replication.memory.network import Route
 from lodeq.replication.port import Change, add_change
 from lodeq.replication.shard_replica import FOLLOW_S
@@ -151,3 +153,32 @@ def test_hints_are_merged_into_one_that_says_no_more_than_each() -> None:
     for change in (Change(1, 3), Change(1, 5), Change(1, 4), Change(2, 7), Change(2), Change(2, 9)):
         add_change(heard, change)
     assert heard == {1: 5, 2: 0}
+
+
+async def test_a_result_that_comes_and_goes_between_two_reads_wakes_who_waits_for_it(clock) -> None:
+    async with LogCluster(clock) as cluster:
+        pair = await Pair.open(cluster)
+        task = asyncio.ensure_future(pair.queue.enqueue(b"x", retention=60))
+        await settle(25)
+        await clock.advance(FOLLOW_S, turns=25)
+        assert pair.is_level
+        task_id = task.result().id
+        waiting = asyncio.ensure_future(pair.follower.engine.result(task_id, wait=600))
+        await pair.enqueue(1)  # read at once; the next read is a while away
+
+        async def end_and_delete() -> None:
+            lease = await pair.queue.claim_one()
+            assert lease is not None
+            await lease.complete(b"done")
+            await pair.leader.engine.act("delete", TaskFilter(ids=[task_id], state="completed"))
+
+        ended = asyncio.ensure_future(end_and_delete())
+        await settle(200)
+        ended.result()
+        assert not pair.is_level
+        assert not waiting.done()
+        await clock.advance(FOLLOW_S, turns=50)
+        assert pair.is_level
+        assert waiting.done()
+        with pytest.raises(TaskNotFoundError):
+            waiting.result()

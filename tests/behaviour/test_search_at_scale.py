@@ -265,7 +265,8 @@ async def test_many_tenants_with_a_task_each(engine, work):
         report = await engine.act("reprioritise", TaskFilter(queue=queue), priority=9)
         assert report.done == 1000
         commits.append(engine_commits(await engine.stats()) - before)
-    assert commits[1] <= 1.25 * commits[0], commits
+    assert commits[0] < 250  # several tasks each
+    assert commits[1] <= 1.25 * commits[0]
     rest = await engine.act("cancel", TaskFilter(queue="mail"), cursor=report.cursor)
     assert (rest.done, rest.cursor) == (500, None)
 
