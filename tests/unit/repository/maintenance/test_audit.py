@@ -77,6 +77,8 @@ class Rows:
         return next((k, v) for k, v in self.all(lower) if fits(k, v))
 
     def put(self, *ops: tuple[bytes, bytes | None]) -> None:
+        for key, value in ops:
+            assert self.store.get(key) != value, f"{key!r} is so already"
         self.store.write(ops)
 
     def task(self, kind: bytes):
@@ -232,7 +234,8 @@ def damaged(prefix: bytes) -> Callable[[Rows], None]:
 def wrong_moved(rows: Rows) -> None:
     key, value = rows.first(ks.MOVED, lambda k, v: rows.store.get(ks.LEASE + k[2:]) is None)
     at = small.decode_moved(value)
-    rows.put((key, small.encode_moved(at._replace(key=at.key[:-17] + b"\7" + at.key[-16:]))))
+    elsewhere = at.key[:-17] + bytes((at.key[-17] ^ 1,)) + at.key[-16:]
+    rows.put((key, small.encode_moved(at._replace(key=elsewhere))))
 
 
 def wrong_flag(rows: Rows) -> None:
