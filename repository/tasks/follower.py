@@ -18,8 +18,10 @@ from ...engine.records.frame import attempt
 from ...engine.records.keyspace import (
     ALL_TENANTS_MARK,
     COUNTERS,
+    DEAD,
     EXPIRY,
     ID_AT,
+    INDEX,
     LEASE,
     LEASE_END,
     OLD_GHOSTS,
@@ -29,8 +31,10 @@ from ...engine.records.keyspace import (
     RESULT,
     SECRET,
     SEQ_AT,
+    TASK,
     counters_key,
     decode_counters_key,
+    decode_index_key,
     decode_pause_key,
     pause_key,
     prefix_end,
@@ -58,7 +62,7 @@ __all__ = [
 _Leases = list[tuple[bytes, LeaseRecord]]
 
 _NOTED: Final = (COUNTERS, PAUSE, QUEUE_SETTINGS, SECRET, OLD_GHOSTS)
-_FIRST: Final = {key[:1] for key in (*_NOTED, RESULT)}  # most rows begin otherwise
+_FIRST: Final = {key[:1] for key in _NOTED}  # most rows begin otherwise
 
 
 def reload_counts(state: EngineState, shard: Shard) -> Generator[None, None, None]:
@@ -118,10 +122,22 @@ def note_rows(state: EngineState, shard: Shard, ops: Sequence[Op]) -> None:
                 _note_row(state, shard, key, value)
             except RecordCorruptError as error:
                 state.anomaly(f"shard {shard.index}: an entry of its log: {error}")
-        elif state.result_waiters and key.startswith(RESULT):  # also one that is gone again
-            for future in state.result_waiters.pop(key[len(RESULT) :], ()):
-                if not future.done():
-                    future.set_result(True)
+    if state.result_waiters:
+        for key, value in ops:
+            if key[ID_AT:] in state.result_waiters and _ends_task(key, value):
+                for future in state.result_waiters.pop(key[ID_AT:]):
+                    if not future.done():
+                        future.set_result(True)
+
+
+def _ends_task(key: bytes, value: bytes | None) -> bool:
+    """Whether this row comes or goes with the end of its task, whose result may not be kept."""
+    if key.startswith(TASK):
+        return value is None
+    if key.startswith(INDEX):
+        at = attempt(decode_index_key, key)
+        return at is not None and at.kind == DEAD
+    return key.startswith(RESULT)  # also one that is gone again
 
 
 def _note_row(state: EngineState, shard: Shard, key: bytes, value: bytes | None) -> None:

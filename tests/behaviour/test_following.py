@@ -182,3 +182,38 @@ async def test_a_result_that_comes_and_goes_between_two_reads_wakes_who_waits_fo
         assert waiting.done()
         with pytest.raises(TaskNotFoundError):
             waiting.result()
+
+
+async def end_unkept(lease) -> None:
+    await lease.complete(b"done")
+
+
+async def end_dead(lease) -> None:
+    await lease.bury("bad")
+
+
+@pytest.mark.parametrize("end", [end_unkept, end_dead])
+async def test_the_end_of_a_task_whose_result_is_not_kept_wakes_who_waits_for_it(clock, end) -> None:
+    async with LogCluster(clock) as cluster:
+        pair = await Pair.open(cluster)
+        set_up = asyncio.ensure_future(pair.leader.engine.configure("mail", history=0))
+        task = asyncio.ensure_future(pair.queue.enqueue(b"x", retention=0))
+        await settle(25)
+        set_up.result()
+        await clock.advance(FOLLOW_S, turns=25)
+        waiting = asyncio.ensure_future(pair.follower.engine.result(task.result().id, wait=600))
+        await settle(25)
+
+        async def claim_and_end() -> None:
+            lease = await pair.queue.claim_one()
+            assert lease is not None
+            await end(lease)
+
+        ended = asyncio.ensure_future(claim_and_end())
+        await settle(200)
+        ended.result()
+        await clock.advance(FOLLOW_S, turns=50)
+        assert pair.is_level
+        assert waiting.done()
+        with pytest.raises(TaskNotFoundError):
+            waiting.result()
