@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import cycle
 from typing import NamedTuple
 
 from watch import Watch
@@ -13,6 +15,8 @@ from watch import Watch
 from lodeq import Engine, Limits, NewTask, Queue
 
 PAYLOAD = bytes(range(100))
+ALIKE = (PAYLOAD,)
+UNLIKE = tuple(map(random.Random(100).randbytes, [len(PAYLOAD)] * 4096))  # nothing packs them
 SECONDS_MIN = 0.2  # in less, a slow machine ends nothing, and no ratio can be made of that
 # Of a store in which no result is removed, so that no load pays for what another has left.
 UNTRIMMED = Limits(results_max=1 << 40, history_rows=1 << 40, history_bytes=1 << 50)
@@ -75,16 +79,24 @@ async def together(call: Callable[[], Awaitable[None]], callers: int) -> None:
     await asyncio.gather(*(call() for _ in range(callers)))
 
 
-async def closed_loop(engine: Engine, seconds: float, callers: int, *, name: str = "loop") -> float:
+async def closed_loop(
+    engine: Engine,
+    seconds: float,
+    callers: int,
+    *,
+    name: str = "loop",
+    payloads: Sequence[bytes] = ALIKE,
+) -> float:
     """Each caller enqueues, claims and completes in turn. Cycles per second."""
     queue = engine.queue(name)
+    payload = cycle(payloads).__next__
     done = 0
     stop = time.perf_counter() + max(SECONDS_MIN, seconds)
 
     async def call() -> None:
         nonlocal done
         while time.perf_counter() < stop:
-            await queue.enqueue(PAYLOAD)
+            await queue.enqueue(payload())
             for lease in await queue.claim():
                 await lease.complete(b"ok")
                 done += 1
@@ -97,17 +109,24 @@ async def closed_loop(engine: Engine, seconds: float, callers: int, *, name: str
 
 
 async def batch_loop(
-    engine: Engine, seconds: float, callers: int, *, size: int = 64, name: str = "batches"
+    engine: Engine,
+    seconds: float,
+    callers: int,
+    *,
+    size: int = 64,
+    name: str = "batches",
+    payloads: Sequence[bytes] = ALIKE,
 ) -> float:
     """The same in batches."""
     queue = engine.queue(name)
+    payload = cycle(payloads).__next__
     done = 0
     stop = time.perf_counter() + max(SECONDS_MIN, seconds)
 
     async def call() -> None:
         nonlocal done
         while time.perf_counter() < stop:
-            await queue.enqueue_many([NewTask(PAYLOAD) for _ in range(size)])
+            await queue.enqueue_many([NewTask(payload()) for _ in range(size)])
             leases = await queue.claim(limit=size)
             await engine.complete_many([(lease, b"ok") for lease in leases])
             done += len(leases)

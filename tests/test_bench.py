@@ -260,7 +260,7 @@ def test_the_model_of_larger_clusters_is_made_of_what_was_measured(tmp_path: Pat
     def row(through: str, nodes_us: float, rate: float, **more: float) -> dict[str, object]:
         return {
             "case": "cycles of a replicated store",
-            "params": {"through": through, "callers": 256, "batch": 1},
+            "params": {"through": through, "callers": 256, "batch": 1, "payload": "random"},
             "runs": [rate],
             "than_runs": [20_000.0],
             "more": {

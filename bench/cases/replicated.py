@@ -45,13 +45,15 @@ THROUGH = (LEADER, LEADER_FSYNC, CLUSTER)
 
 
 class Shape(NamedTuple):
-    """A load: the number of callers, and of tasks a call."""
+    """A load: the number of callers, of tasks a call, and whether payloads are all the same."""
 
     callers: int
     batch: int = 1
+    payload: str = "alike"
 
 
 SHAPES = (Shape(1), Shape(64), Shape(256), Shape(4, 64))
+PAYLOADS = {"alike": load.ALIKE, "random": load.UNLIKE}  # a record of the second packs little
 GOALS = {
     Shape(64): Goal("ratio", least=0.25),
     Shape(256): Goal("ratio", least=0.5),
@@ -158,9 +160,21 @@ async def _client(servers: Any) -> AsyncIterator[tuple[Any, Any]]:
 
 async def measured(engine: Any, shape: Shape, seconds: float) -> float:
     """Cycles a second of a load."""
+    payloads = PAYLOADS[shape.payload]
     if shape.batch == 1:
-        return await load.closed_loop(engine, seconds, shape.callers)
-    return await load.batch_loop(engine, seconds, shape.callers, size=shape.batch)
+        return await load.closed_loop(engine, seconds, shape.callers, payloads=payloads)
+    return await load.batch_loop(
+        engine, seconds, shape.callers, size=shape.batch, payloads=payloads
+    )
+
+
+def _shapes(through: str, *, is_tiny: bool) -> Sequence[Shape]:
+    """The loads of a way in. Payloads that do not pack cost the log, not the leader's own disk."""
+    if is_tiny:
+        return (Shape(2), Shape(1, 64), Shape(2, payload="random"))
+    if through == LEADER_FSYNC:
+        return SHAPES
+    return (*SHAPES, *(shape._replace(payload="random") for shape in GOALS))
 
 
 async def _appends(servers: Any, size: int, seconds: float) -> float:
@@ -223,7 +237,7 @@ async def _cycles(bench: Bench, servers: Any) -> None:
     written = Written()
     async with lodeq.open(bench.folder / "unreplicated", shards=1, durability="fsync") as plain:
         for through in THROUGH:
-            found = {shape: Runs() for shape in ((Shape(2), Shape(1, 64)) if is_tiny else SHAPES)}
+            found = {shape: Runs() for shape in _shapes(through, is_tiny=is_tiny)}
             lone[through] = []
             async with _way_in(bench, servers, through) as (engine, pids):
                 for _ in range(bench.repeats):
@@ -279,7 +293,7 @@ async def _lone_ms(engine: Any, n: int) -> float:
 
 def _told(bench: Bench, through: str, shape: Shape, runs: Runs) -> None:
     """A row for a way in, beside the engine alone; and one beside bare appends."""
-    params = {"callers": shape.callers, "batch": shape.batch}
+    params = shape._asdict()
     more = {
         f"{part}_us_a_cycle": round(statistics.median(getattr(one, part) for one in runs.cpu_us), 1)
         for part in Spent._fields
@@ -296,7 +310,7 @@ def _told(bench: Bench, through: str, shape: Shape, runs: Runs) -> None:
             PLAIN,
             runs.plain,
             more=more,
-            goal=None if through == CLUSTER else GOALS.get(shape),
+            goal=None if through == CLUSTER else GOALS.get(shape._replace(payload="alike")),
         )
     )
     if runs.carried:
