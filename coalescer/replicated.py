@@ -112,6 +112,7 @@ class ReplicatedCoalescer(Coalescer):
         self.applied = Applied() if raw is None else decode_applied(raw)
         self._durable = self.applied.index  # an open syncs what it finds
         self._unsynced_entries: deque[tuple[int, int]] = deque()  # (commit, index), applied since
+        self._is_sync_due = False  # later in this turn of the loop
         self._taken = Position(shard, self.applied, first_number - 1)  # … and what waits below
         # Committed, and the store has yet to take them: what each of the first pending groups is.
         # An empty one is a local group.
@@ -514,6 +515,13 @@ class ReplicatedCoalescer(Coalescer):
                 self.events.applied(event_rows(group.ops))
             if first is None or last.commit_seq < first.number:
                 self._on_rows(group.ops)
+        if self._unsynced and not self._is_sync_due:
+            self._is_sync_due = True
+            self._spawner.call_soon(self._sync)
+
+    def _sync(self) -> None:
+        """One sync for all entries of a turn: who waited for one record comes back together."""
+        self._is_sync_due = False
         if self._unsynced:
             self._syncer.kick()
 

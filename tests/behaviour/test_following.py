@@ -217,3 +217,16 @@ async def test_the_end_of_a_task_whose_result_is_not_kept_wakes_who_waits_for_it
         assert waiting.done()
         with pytest.raises(TaskNotFoundError):
             waiting.result()
+
+
+async def test_all_groups_of_a_record_are_synced_at_once(clock) -> None:
+    async with LogCluster(clock) as cluster:
+        (leader,) = await cluster.open_all("a", durability="fsync")
+        queue = leader.engine.queue("mail")
+        stats = leader.engine._state.shards[0].coalescer.stats
+        for _ in range(3):
+            before = stats.syncs, stats.commits
+            calls = [asyncio.ensure_future(queue.enqueue(b"x")) for _ in range(256)]
+            await settle(50)
+            assert all(call.done() for call in calls)
+            assert (stats.syncs - before[0], stats.commits - before[1]) == (1, 4)
