@@ -193,7 +193,7 @@ async def end_dead(lease) -> None:
 
 
 @pytest.mark.parametrize("end", [end_unkept, end_dead])
-async def test_the_end_of_a_task_whose_result_is_not_kept_wakes_who_waits_for_it(clock, end) -> None:
+async def test_an_end_whose_result_is_not_kept_wakes_who_waits_for_it(clock, end) -> None:
     async with LogCluster(clock) as cluster:
         pair = await Pair.open(cluster)
         set_up = asyncio.ensure_future(pair.leader.engine.configure("mail", history=0))
