@@ -16,6 +16,7 @@ import click
 from ....errors import AccessDeniedError, StorePathError, UsageError
 from ...shared.garbage_collector import settle_collector
 from ..connection import check_store, checked_store, is_url, told_what_to_do
+from ..lingering import BoundedEnd
 from ..reload import supervise
 
 if TYPE_CHECKING:
@@ -110,13 +111,16 @@ def worker(
             log.info("%s", line, extra=fields)
 
     async def main() -> None:
-        await app.run(**options, opened=opened, leave=_leave)
+        try:
+            await app.run(**options, opened=opened, leave=_leave)
+        finally:
+            end.begin()
 
     from ...worker.run.loop_guard import lasting_loop  # noqa: PLC0415 - only this command needs it
 
     own = {"loop_factory": lasting_loop} if loop == "asyncio" else None
     try:
-        with told_what_to_do("work for it there: --store {url}"):
+        with told_what_to_do("work for it there: --store {url}"), BoundedEnd(_leave) as end:
             anyio.run(main, backend=loop, backend_options=own)
     except AccessDeniedError as exc:
         raise AccessDeniedError(

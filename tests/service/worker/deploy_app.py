@@ -1,7 +1,11 @@
 """An app for workers that are processes of their own, and say what they begin on stdout."""
 
+import asyncio
 import os
 import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -60,6 +64,41 @@ def stuck() -> None:
     """A thread that nobody can stop."""
     begin()
     FIFO.read_bytes()
+
+
+LEFT: list[object] = []
+
+
+async def swallow() -> None:
+    """A loop task that nobody can cancel."""
+    while True:
+        with suppress(asyncio.CancelledError):
+            await anyio.sleep_forever()
+
+
+async def waiting() -> AsyncIterator[int]:
+    """A generator that does not end."""
+    try:
+        yield 1
+    finally:
+        await swallow()
+
+
+@app.task("leaving", max_attempts=1)
+async def leave(what: str) -> None:
+    """Leaves something behind that goes on, and whose run is over."""
+    if what == "task":
+        LEFT.append(asyncio.create_task(swallow()))
+        await asyncio.sleep(0)
+    elif what == "generator":
+        LEFT.append(numbers := waiting())
+        await anext(numbers)
+    elif what == "executor":
+        LEFT.append(asyncio.get_running_loop().run_in_executor(None, FIFO.read_bytes))
+    elif what == "thread":
+        LEFT.append(thread := threading.Thread(target=FIFO.read_bytes))
+        thread.start()
+    begin()
 
 
 @app.task("compute")

@@ -62,6 +62,22 @@ async def test_a_thread_that_does_not_end_is_left_behind(tmp_path):
         assert (task.state, task.attempts) == ("ready", 0)
 
 
+@pytest.mark.parametrize("what", ["executor", "generator", "task", "thread"])
+async def test_what_an_ended_run_has_left_does_not_keep_the_process(tmp_path, what):
+    store = tmp_path / "store"
+    async with lodeq.open(store) as engine:
+        receipt = await engine.queue("leaving").enqueue({"what": what})
+    with processes(tmp_path, str(store)) as crew:
+        worker = crew.worker("w")
+        assert await run_sync(worker.line) == "leave 1"
+        worker.signal(signal.SIGTERM)
+        assert await run_sync(worker.wait) == 1
+        assert "a task function has left something that goes on" in worker.log
+        assert "Traceback" not in worker.log
+    async with lodeq.open(store) as engine:
+        assert (await engine.get(receipt.id)).state == "completed"
+
+
 async def test_a_rate_holds_over_two_processes(served):
     """And so does a concurrency: both are counted in the store."""
     engine, crew = served
