@@ -229,10 +229,11 @@ class Worker:
             del self._runs[context.lease]
             self._keepalive.drop(context.lease)
             note_end = partial(self._run_ended, claimer, context)
-            if context.permit is None:
+            lasting = context.permit or context.batch
+            if lasting is None:
                 note_end()
             else:
-                context.permit.when_free(note_end)
+                lasting.when_free(note_end)
             self._ended.set()
 
     def _log_end(self, context: Context, kind: str) -> None:

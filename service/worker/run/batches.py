@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, get_args, get_origin
 
 import anyio
-from anyio.to_thread import run_sync
 
 from ....errors import UsageError
 from ..typed.resolve import caller_names, globals_of, resolved
+from .context import run_of_caller
 from .provided import FROM_SETUP
+from .threads import ThreadPermit, Threads
 
 if TYPE_CHECKING:
     from ....engine.runtime.event_loop import TaskHandle
@@ -33,9 +34,16 @@ class BatchHost(Protocol):
 
 
 class _Batch:
-    """Items of one call, and what became of each."""
+    """Items of one call, and what became of each.
 
-    def __init__(self) -> None:
+    Args:
+        threads: of the worker, for a plain function.
+    """
+
+    def __init__(self, threads: Threads) -> None:
+        self.threads = threads
+        self.permit: ThreadPermit | None = None
+        self.in_thread = False
         self.items: dict[int, Any] = {}  # of runs that still wait, in the order they came
         self.ends: dict[int, Any] = {}
         self.error: BaseException | None = None
@@ -43,6 +51,16 @@ class _Batch:
         self.over = anyio.Event()
         self.count = 0
         self.task: TaskHandle | None = None
+
+    def leave_thread(self) -> None:
+        """See ``ThreadRun``: the rest is cancelled as all of it is, by its task."""
+
+    def when_free(self, call: Callable[[], object]) -> None:
+        """See ``Lasting``."""
+        if self.permit is None:
+            call()
+        else:
+            self.permit.when_free(call)
 
 
 class Batches:
@@ -89,15 +107,18 @@ class Batches:
             item: of this run.
             given: what the function gets from ``setup``.
         """
-        batch = self._open
+        batch, run = self._open, run_of_caller()
         if batch is None:
-            batch = self._open = _Batch()
+            threads = None if run is None else run.threads
+            batch = self._open = _Batch(threads or Threads(1))
             spawn = self._host.backend().spawner.spawn
             started = batch
             batch.task = spawn(lambda: self._run(started, given), "lodeq-batch")
         number = batch.count
         batch.count += 1
         batch.items[number] = item
+        if run is not None:
+            run.batch = batch
         if batch.count >= self._size_now:
             self._open = None
             batch.full.set()
@@ -128,9 +149,11 @@ class Batches:
             await backend.wait(batch.full, backend.clock.mono() + self._wait_s)
             if self._open is batch:
                 self._open = None
+            if not inspect.iscoroutinefunction(self._function):
+                batch.permit = await batch.threads.acquire(batch, backend.spawner)
             items = dict(batch.items)
             if items:
-                ends = await self._ends(list(items.values()), given)
+                ends = await self._ends(batch, list(items.values()), given)
                 batch.ends = dict(zip(items, ends, strict=True))
         except anyio.get_cancelled_exc_class():
             batch.error = UsageError("the batch was cancelled")
@@ -138,15 +161,15 @@ class Batches:
         except BaseException as error:  # noqa: BLE001 - each of its tasks ends with it
             batch.error = error
         finally:
+            if batch.permit is not None:
+                batch.permit.end()
             batch.over.set()
 
-    async def _ends(self, items: list[Any], given: dict[str, Any]) -> Sequence[Any]:
-        if inspect.iscoroutinefunction(self._function):
+    async def _ends(self, batch: _Batch, items: list[Any], given: dict[str, Any]) -> Sequence[Any]:
+        if batch.permit is None:
             value = await self._function(items, **given)
         else:
-            value = await run_sync(lambda: self._function(items, **given), abandon_on_cancel=True)
-            if inspect.isawaitable(value):
-                value = await value
+            value = await batch.permit.call(lambda: self._function(items, **given))
         if value is None:
             return [None] * len(items)
         if not isinstance(value, list | tuple) or len(value) != len(items):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ....repository.model.redaction import Redaction
     from ....repository.tasks.lease import Lease
     from .limits import RunSlots
-    from .threads import ThreadPermit
+    from .threads import Lasting, ThreadPermit, Threads
 
 __all__ = ["Context", "Running", "current", "run_in", "run_of_caller", "running_in"]
 
@@ -72,6 +72,8 @@ class Context:
         self._has_seen = False
         self.in_thread = False
         self.permit: ThreadPermit | None = None  # for a plain function
+        self.threads: Threads | None = None  # of the worker
+        self.batch: Lasting | None = None  # the call that it is part of
         self.slots: RunSlots | None = None  # that the run waits for before it starts
         self.held_slots: list[anyio.Semaphore] = []
         self.is_over = False  # the function has ended, or is not waited for: nothing is added

@@ -266,6 +266,7 @@ async def _attempt(
                 return elsewhere.give_back(backend.clock, context, name, other)
         return Outcome("failed", reason=str(error), error=error)
     context.name = function.name
+    context.threads = handlers.threads
     clock, timer = backend.clock, None
 
     def later(delay_s: float, call: Callable[[], None]) -> TimerHandle:

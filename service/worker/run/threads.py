@@ -1,7 +1,7 @@
 """Threads for plain (not async) functions. Nothing can stop such a thread from outside.
 
 When a run is over but its thread is not, the run keeps its permit: the token that bounds the
-number of threads, and the callback of ``when_free``, wait until the thread has returned.
+number of threads, and the callbacks of ``when_free``, wait until the thread has returned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from anyio.to_thread import run_sync
 if TYPE_CHECKING:
     from ....engine.runtime.event_loop import Spawner
 
-__all__ = ["ThreadPermit", "ThreadRun", "Threads"]
+__all__ = ["Lasting", "ThreadPermit", "ThreadRun", "Threads"]
 
 
 class _Raised(NamedTuple):
@@ -31,6 +31,13 @@ class ThreadRun(Protocol):
 
     def leave_thread(self) -> None:
         """The rest of the run is awaited on the loop, where it can be cancelled."""
+
+
+class Lasting(Protocol):
+    """What may go on when a run is over: its thread, or that of the batch that it was part of."""
+
+    def when_free(self, call: Callable[[], object]) -> None:
+        """Call this on the loop once nothing of it goes on; at once if nothing does."""
 
 
 class Threads:
@@ -62,7 +69,7 @@ class ThreadPermit:
         self._spawner = spawner
         self._holders = 1  # the run itself, and each thread that runs for it
         self._is_over = False
-        self._free: Callable[[], object] | None = None
+        self._when_free: list[Callable[[], object]] = []
         self.raised: BaseException | None = None  # the exception the function raised in its thread
 
     def leave(self) -> None:
@@ -71,8 +78,8 @@ class ThreadPermit:
         if self._holders:
             return
         self._tokens.release_on_behalf_of(self)
-        if self._free is not None:
-            self._free()
+        for call in self._when_free:
+            call()
 
     def end(self) -> None:
         """Note that the run is over."""
@@ -82,7 +89,7 @@ class ThreadPermit:
     def when_free(self, call: Callable[[], object]) -> None:
         """Call this on the loop once run and thread are over; at once if they are."""
         if self._holders:
-            self._free = call
+            self._when_free.append(call)
         else:
             call()
 

@@ -234,3 +234,55 @@ async def test_an_item_that_cannot_be_read_fails_alone_and_nobody_waits_for_it(n
             report = await app.drain(errors="keep")
     assert (report.completed, report.dead) == (2, 1)
     assert calls == [[i for i in range(3) if i != number]]
+
+
+async def test_a_thread_out_of_time_keeps_its_place_until_it_returns():
+    app, clock, door = App(), StillClock(), threading.Event()
+    inside, most = [], []
+
+    @app.batch("index", size=1, wait=0, concurrency=1, timeout=10, max_attempts=1)
+    def index(items: list[int]) -> None:
+        inside.append(items)
+        most.append(len(inside))
+        assert door.wait(30)
+        inside.remove(items)
+
+    try:
+        async with in_memory(clock) as engine:
+            async with app.use(engine), app.work() as running:
+                await index.enqueue_many([index.new(n) for n in range(3)])
+                await until(lambda: inside)
+                for _ in range(10):
+                    await clock.advance(10)
+                assert (len(most), running.outcomes) == (1, {"failed": 1})
+                door.set()
+                await until(lambda: len(most) == 3 and not running.running and not inside)
+                assert max(most) == 1
+            await sound(engine)
+    finally:
+        door.set()
+
+
+async def test_a_thread_that_does_not_end_is_told_of_at_the_stop():
+    app, clock, door = App(threads=2), StillClock(), threading.Event()
+    begun = []
+
+    @app.batch("index", size=2, wait=0)
+    def index(items: list[int]) -> None:
+        begun.append(items)
+        assert door.wait(30)
+
+    try:
+        async with in_memory(clock) as engine:
+            async with app.use(engine), app.work(grace=1) as running:
+                await index.enqueue_many([index.new(n) for n in range(2)])
+                await until(lambda: begun)
+                running.stop()
+                for _ in range(10):
+                    await settle()
+                    await clock.advance(1)
+                await running.finished.wait()
+                assert running.has_left_some
+            await sound(engine)
+    finally:
+        door.set()
