@@ -641,6 +641,7 @@ class App(StoreBinding):
                 lambda: worker.running,
                 cron,
                 handlers.elsewhere.unknown,
+                self._redaction,
             )
             async with anyio.create_task_group() as group:
                 group.start_soon(worker.run, served)

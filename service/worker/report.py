@@ -131,6 +131,7 @@ class Beats:
         running: the runs of the moment.
         cron: its schedule; None without cron functions.
         unknown: functions that it was asked for of late and does not have.
+        redact: applied to the notes of runs.
     """
 
     def __init__(
@@ -142,7 +143,9 @@ class Beats:
         running: Callable[[], Sequence[Running]],
         cron: Cron | None,
         unknown: Callable[[Clock], Sequence[UnknownFunction]],
+        redact: Callable[[str], str] | None = None,
     ) -> None:
+        self._redact = redact
         self._unknown = unknown
         self._backend = backend
         self._running = running
@@ -203,23 +206,25 @@ class Beats:
         return WorkerReport(
             **self._base,
             running_count=len(running),
-            running=tuple(_run_of(one) for one in running[:RUNS_MAX]),
+            running=tuple(self._run_of(one) for one in running[:RUNS_MAX]),
             unknown=tuple(self._unknown(self._backend.clock)),
             ticks=() if self._cron is None else tuple(_tick_of(one) for one in self._cron.entries),
         )
 
-
-def _run_of(one: Running) -> RunningTask:
-    return RunningTask(
-        str(one.task_id),
-        one.name,
-        one.queue,
-        one.tenant,
-        one.attempt,
-        round(one.seconds, 3),
-        one.progress,
-        cut(one.note, NOTE_BYTES_MAX),
-    )
+    def _run_of(self, one: Running) -> RunningTask:
+        note = one.note
+        if self._redact is not None and note:
+            note = self._redact(note)
+        return RunningTask(
+            str(one.task_id),
+            one.name,
+            one.queue,
+            one.tenant,
+            one.attempt,
+            round(one.seconds, 3),
+            one.progress,
+            cut(note, NOTE_BYTES_MAX),
+        )
 
 
 def _tick_of(entry: CronEntry) -> CronTick:

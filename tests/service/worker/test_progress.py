@@ -10,6 +10,7 @@ from support_behaviour import StillClock, in_memory, until
 
 import lodeq
 from lodeq import UsageError
+from lodeq.service.worker.report import BEAT_S
 from lodeq.worker import App, Retry, Snooze, current
 
 pytestmark = pytest.mark.anyio
@@ -99,6 +100,22 @@ async def test_notes_are_redacted_before_they_leave_the_process(monkeypatch, red
         await crunch.enqueue()
         await until(lambda: worker.outcomes)
     assert writes.seen == [(None, note)]
+
+
+async def test_notes_are_redacted_in_the_reports_of_a_worker():
+    app, clock = App(redact=str.upper), StillClock()
+
+    @app.task("jobs")
+    async def crunch() -> None:
+        current().progress(0.5, "secret")
+        await anyio.sleep_forever()
+
+    async with in_memory(clock) as engine, app.use(engine), app.work(grace=0) as worker:
+        await crunch.enqueue()
+        await until(lambda: worker.running and worker.running[0].note)
+        await clock.advance(BEAT_S)
+        (report,) = await engine.workers()
+        assert [one.note for one in report.running] == ["SECRET"]
 
 
 async def test_what_is_no_progress_is_refused_in_the_function():
