@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from ....errors import PayloadNotLoadedError, UsageError
+from ....errors import BusyError, CommitUnknownError, PayloadNotLoadedError, UsageError
 from .batches import Batches
 from .cleanup import RunScope
 from .context import Context, running_in
@@ -52,6 +52,7 @@ __all__ = [
 CallNext = Callable[[], Awaitable[Any]]
 Middleware = Callable[[Context, CallNext], Awaitable[Any]]
 TIMEOUT_S_MIN: Final = 0.001
+UNREAD_S: Final = 0.5  # before a task is offered again whose payload could not be read
 log = logging.getLogger("lodeq.worker")
 
 
@@ -258,13 +259,15 @@ async def _attempt(
         return elsewhere.give_back(backend.clock, context, name, error, is_unknown=True)
     except anyio.get_cancelled_exc_class():
         raise
+    except (BusyError, CommitUnknownError) as error:  # a large payload, and a store out of reach
+        return Outcome("released", delay_s=UNREAD_S, error=error)
     except BaseException as error:  # noqa: BLE001 - a codec may raise anything
         if isinstance(error, UsageError) and function is not None:
             queue, name = function.queue, function.name
             other = await elsewhere.other_version(backend, context, queue, name, error)
             if other is not None:
                 return elsewhere.give_back(backend.clock, context, name, other)
-        return Outcome("failed", reason=str(error), error=error)
+        return Outcome("failed", reason=_told(error), error=error)
     context.name = function.name
     context.threads = handlers.threads
     clock, timer = backend.clock, None
@@ -367,6 +370,13 @@ def _is_the_functions(error: BaseException, context: Context) -> bool:
         except Exception:  # noqa: BLE001 - no task runs: the coroutine is being closed
             return False
     return True
+
+
+def _told(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001 - its ``__str__`` may raise anything
+        return type(error).__name__
 
 
 def _text(handlers: Handlers, error: BaseException) -> str:

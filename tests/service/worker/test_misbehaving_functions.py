@@ -103,6 +103,30 @@ async def test_a_codec_that_panics_fails_its_own_task(clock):
         assert not worker.finished.is_set()
 
 
+async def test_an_error_without_a_text_fails_a_task_that_cannot_be_unpacked(clock):
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    class Codec:
+        def encode(self, value: object) -> bytes:
+            return b"x"
+
+        def decode(self, data: bytes) -> object:
+            raise MuteError
+
+    app = App(codec=Codec())
+
+    @app.task("odd", max_attempts=1)
+    async def odd(value: object) -> None: ...
+
+    async with working(app, clock) as (engine, worker):
+        receipt = await odd.enqueue(1)
+        await until(lambda: not worker.running and worker.outcomes)
+        task = await engine.get(receipt.id)
+        assert (task.state, task.reason) == ("dead", "MuteError")
+
+
 @pytest.mark.parametrize("waits", [True, False], ids=["and waits", "and returns"])
 async def test_a_function_that_cancels_its_own_task_has_failed_or_returned(clock, waits):
     app = App()

@@ -6,6 +6,7 @@ import pytest
 from support_behaviour import until
 
 import lodeq
+from lodeq.errors import UnreachableError
 from lodeq.worker import App
 
 pytestmark = pytest.mark.anyio
@@ -30,3 +31,26 @@ async def test_a_function_gets_it_as_bytes(tmp_path):
         for receipt in receipts:
             assert (await engine.result(receipt.id)).value == len(LARGE)
     assert seen == [LARGE]
+
+
+async def test_one_that_cannot_be_read_now_counts_no_attempt(tmp_path, monkeypatch):
+    """The store may be out of reach between the claim and the read."""
+    app, reads, real = App(), [], lodeq.Lease.read_payload
+
+    async def read(lease):
+        reads.append(lease.attempt)
+        if len(reads) == 1:
+            raise UnreachableError("the server is deployed")
+        return await real(lease)
+
+    monkeypatch.setattr(lodeq.Lease, "read_payload", read)
+
+    @app.task("files", max_attempts=1)
+    async def index(data: bytes):
+        return len(data)
+
+    async with lodeq.open(tmp_path / "s") as engine, app.use(engine), app.work() as running:
+        receipt = await engine.queue("files").enqueue(LARGE, max_attempts=1)
+        assert (await engine.result(receipt.id, wait=60)).value == len(LARGE)
+        await until(lambda: running.outcomes == {"released": 1, "completed": 1})
+    assert reads == [1, 1]
