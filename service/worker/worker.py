@@ -287,8 +287,9 @@ class Worker:
         clock = self._backend.clock
         grace_until = clock.mono() + self._grace_s
         # First the claimers: a claim that still waits would take what is released here.
+        claims_until = clock.mono() + CLAIM_S
         for claimer in self._claimers:
-            await self._backend.wait(claimer.over, clock.mono() + CLAIM_S)
+            await self._backend.wait(claimer.over, claims_until)
         while self._runs and not self._hurry and clock.mono() < grace_until:
             await self._one_ends(grace_until)
         for context in list(self._runs.values()):

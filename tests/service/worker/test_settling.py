@@ -8,7 +8,9 @@ import pytest
 from support_behaviour import StillClock, in_memory, settle, sound, until
 
 import lodeq
+from lodeq.repository.api.queue import Queue
 from lodeq.repository.tasks.lease import Lease
+from lodeq.service.worker.worker import CLAIM_S
 from lodeq.worker import App, Cancel
 
 pytestmark = pytest.mark.anyio
@@ -157,3 +159,25 @@ async def test_a_cancel_after_the_lease_was_lost_leaves_the_next_run_alone(clock
         assert other.is_live
         assert (await engine.get(receipt.id)).state == "leased"
         await other.complete()
+
+
+async def test_a_store_that_does_not_answer_holds_up_a_stop_once_however_many_queues(
+    clock, monkeypatch
+):
+    app, asked = App(grace=0), []
+    for name in "abcd":
+        app.task(name, name=name)(lambda: None)
+
+    async def claim(queue, **options):
+        asked.append(queue.name)
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(Queue, "claim", claim)
+    async with in_memory(clock) as engine, app.use(engine):
+        app.backend().is_served = True  # its claims are not cancelled
+        async with app.work() as worker:
+            await until(lambda: len(asked) == 4)
+            worker.stop()
+            await settle()
+            await clock.advance(CLAIM_S)
+            await until(worker.finished.is_set)
