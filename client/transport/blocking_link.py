@@ -322,6 +322,13 @@ class SyncFramedConnection:
                 pass
             one.close()
 
+    def abandon(self) -> None:
+        """In a forked child: close its copies of the sockets, which leaves the parent's open."""
+        self._lock = Lock()  # a thread of the parent may have had it
+        self._exchange.is_open = False
+        for one in (self._receiver, self._sender):
+            one.close()
+
     def retire(self) -> None:
         """Take no more requests, and close once all are answered."""
         with self._lock:
@@ -431,6 +438,13 @@ class SyncFramedLink:
                 continue  # it was closing: nothing was done
             return read_answer(FORM.loads, answer)
         raise self.target.closing()
+
+    def forked(self) -> None:
+        """In a forked child: the next call opens a connection of its own."""
+        self._opening = Lock()
+        found, self._connection = self._connection, None
+        if found is not None:
+            found.abandon()
 
     def close(self) -> None:
         """Close the connection. A thread that waits for an answer may still get it."""

@@ -42,6 +42,7 @@ try:
     from ..fast_calls import FastCalls
     from .blocking_link import SyncFramedLink
     from .entries import NotSpokenError, TooLargeError
+    from .forks import watch_forks
     from .framed_link import FramedLink
     from .http_connection import Address, Answer, HttpConnection, LostError
     from .line import Lane, Line, SyncLine, delays
@@ -510,6 +511,14 @@ class SyncTransport:
         self._closing = Event()
         framed = target.framed if transport is None else None
         self._framed = None if framed is None else SyncFramedLink(framed, is_given_up)
+        watch_forks(self)
+
+    def forked(self) -> None:
+        """In a forked child: it has connections of its own, and nobody stands in its lines."""
+        self._lines = {lane: SyncLine(lane, self.target.timeout_s) for lane in Lane}
+        self._close_idle(0)
+        if self._framed is not None:
+            self._framed.forked()
 
     def fast_calls(self, session: Session) -> SyncFastCalls | None:
         """The short way for the calls a queue lives by; None where only HTTP is spoken."""
