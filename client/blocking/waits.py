@@ -13,6 +13,7 @@ from ...engine.runtime.ids import SystemRng
 from ...errors import ClosedError, LodeqError, UnreachableError
 from .. import calls
 from ..calls import CLOSED, Call, QueueTemplate, Session
+from ..transport.forks import watch_forks
 
 if TYPE_CHECKING:
     from ..documents.records import Granted
@@ -34,6 +35,12 @@ class PendingClaims:
         self._lock = Lock()
         self._ids: set[bytes] = set()
         self._is_closing = False
+        watch_forks(self)
+
+    def forked(self) -> None:
+        """In a forked child: the claims under way are the parent's, and stay so."""
+        self._lock = Lock()
+        self._ids = set()
 
     def draw_id(self) -> bytes:
         """A new id for one claim."""
