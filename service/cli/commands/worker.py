@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
-from ....errors import AccessDeniedError, StorePathError, UsageError
+from ....errors import AccessDeniedError, LodeqError, StorePathError, UsageError
 from ...shared.garbage_collector import settle_collector
 from ..connection import check_store, checked_store, is_url, told_what_to_do
 from ..lingering import BoundedEnd
@@ -158,20 +158,26 @@ def load_app(target: str) -> App:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise _broken(module, error) from error  # something that the module itself needs
         raise UsageError(f"no module {module!r} in the current folder or installed") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that parses its arguments, say
         raise _broken(module, error) from error
     at = module
     for name in path.split("."):
-        if not hasattr(found, name):
-            raise UsageError(_no_name(at, name, found, App))
-        found, at = getattr(found, name), f"{at}.{name}"
+        try:
+            found, at = getattr(found, name), f"{at}.{name}"
+        except AttributeError as error:
+            raise UsageError(_no_name(at, name, found, App)) from error
+        except LodeqError:
+            raise
+        except Exception as error:  # of a module's ``__getattr__``, or a property
+            raise _broken(f"{at}.{name}", error) from error
     if not isinstance(found, App):
         raise UsageError(f"expected a lodeq.worker.App at {target!r}, got {type(found).__name__}")
     return found
 
 
 def _no_name(at: str, name: str, owner: Any, kind: type) -> str:
-    apps = [known for known, value in vars(owner).items() if isinstance(value, kind)]
+    names = getattr(owner, "__dict__", {})
+    apps = [known for known, value in names.items() if isinstance(value, kind)]
     if not apps:
         return f"{at} has no {name!r}, and no lodeq.worker.App at all"
     return f"{at} has no {name!r}: the app there is {' or '.join(f'{at}:{one}' for one in apps)}"

@@ -26,8 +26,10 @@ def here(tmp_path, monkeypatch):
         "from lodeq.worker import App\nclass Box: app = App()\nempty = App('store')\nnumber = 5\n"
     )
     (tmp_path / "my_broken.py").write_text("import no_such_thing\n")
+    (tmp_path / "my_script.py").write_text("import sys\nsys.exit()\n")
+    (tmp_path / "my_lazy.py").write_text("def __getattr__(name):\n    raise KeyError(name)\n")
     yield tmp_path
-    for name in ("my_app", "my_broken"):
+    for name in ("my_app", "my_broken", "my_script", "my_lazy"):
         sys.modules.pop(name, None)
 
 
@@ -41,6 +43,9 @@ def here(tmp_path, monkeypatch):
         ("my_app:Box.none", "my_app.Box has no 'none': the app there is my_app.Box:app"),
         ("my_broken:app", "my_broken cannot be imported: ModuleNotFoundError: No module named"),
         ("my_app:number", "int"),
+        ("my_app:number.app", "my_app.number has no 'app', and no lodeq.worker.App at all"),
+        ("my_script:app", "my_script cannot be imported: SystemExit"),
+        ("my_lazy:app", "my_lazy.app cannot be imported: KeyError: 'app'"),
         ("my_app:empty", "no task functions"),
         ("my_app:Box.app", "this app has no store"),
     ],
