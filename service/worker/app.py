@@ -38,7 +38,7 @@ from .run.provided import NOTHING, value_from
 from .run.reasons import format_error
 from .run.task_run import Handlers, Middleware
 from .run.uniqueness import UniqueBy
-from .signals import signals, until_signalled
+from .signals import Hearing, signals, while_heard
 from .store_wait import until_reached
 from .worker import Worker
 
@@ -690,13 +690,18 @@ class App(StoreBinding):
                 opened()
             if not await until_reached(partial(self._publish_limits, queues), received):
                 return
-            async with self._working(queues, concurrency, grace) as worker:
-                if leave is not None:
-                    worker.leave = partial(self._leave, leave)
-                await until_signalled(worker, received)
-                if worker.has_left_some and worker.leave is not None:
-                    await worker.leave()
-        if worker.error is not None:
+
+            async def work(hearing: Hearing) -> None:
+                async with self._working(queues, concurrency, grace) as worker:
+                    hearing.worker = worker
+                    if leave is not None:
+                        worker.leave = partial(self._leave, leave)
+                    await worker.finished.wait()
+                    if worker.has_left_some and worker.leave is not None:
+                        await worker.leave()
+
+            worker = await while_heard(work, received)
+        if worker is not None and worker.error is not None:
             raise worker.error
 
     async def _leave(self, leave: Callable[[], object]) -> None:
