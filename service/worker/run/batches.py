@@ -55,6 +55,11 @@ class _Batch:
     def leave_thread(self) -> None:
         """See ``ThreadRun``: the rest is cancelled as all of it is, by its task."""
 
+    @property
+    def raised(self) -> BaseException | None:
+        """See ``Lasting``."""
+        return None if self.permit is None else self.permit.raised
+
     def when_free(self, call: Callable[[], object]) -> None:
         """See ``Lasting``."""
         if self.permit is None:

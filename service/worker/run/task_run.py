@@ -221,7 +221,8 @@ async def run_lease(
 def _may_be_ctrl_c(handlers: Handlers, context: Context, error: BaseException | None) -> bool:
     if not isinstance(error, KeyboardInterrupt) or handlers.owns_signals:
         return False
-    return context.permit is None or context.permit.raised is not error
+    lasting = context.permit or context.batch
+    return lasting is None or lasting.raised is not error
 
 
 async def _forget_cancellations(before: int) -> None:

@@ -36,6 +36,10 @@ class ThreadRun(Protocol):
 class Lasting(Protocol):
     """What may go on when a run is over: its thread, or that of the batch that it was part of."""
 
+    @property
+    def raised(self) -> BaseException | None:
+        """The exception that the function raised in its thread."""
+
     def when_free(self, call: Callable[[], object]) -> None:
         """Call this on the loop once nothing of it goes on; at once if nothing does."""
 

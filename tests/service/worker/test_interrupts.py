@@ -64,6 +64,22 @@ async def work_until(app, done):
     done()
 
 
+def test_what_a_thread_of_a_batch_raises_cannot_be_ctrl_c():
+    app = App()
+
+    @app.batch("odd", size=2, wait=0, max_attempts=1)
+    def odd(items: list[int]) -> None:
+        raise KeyboardInterrupt("odd")
+
+    async def main() -> None:
+        async with lodeq.testing.open() as engine, app.use(engine), app.work() as worker:
+            receipt = await odd.enqueue(1)
+            await until(lambda: worker.outcomes["failed"])
+            assert (await engine.get(receipt.id)).reason.startswith("KeyboardInterrupt: odd")
+
+    anyio.run(main)
+
+
 @of_kinds
 @pytest.mark.parametrize("form", ["embedded", "served"])
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
