@@ -342,6 +342,7 @@ class SharedLog(Protocol):
 
         Raises:
             UsageError: another live node has this name.
+            SessionLostError: the session was over before the node had joined.
         """
 
     def session_until(self) -> float:

@@ -123,6 +123,7 @@ class Session:
 
         Raises:
             UsageError: a session of another process has this name.
+            SessionLostError: etcd has ended it before the node had joined.
         """
         await self.end()
         lease = int.from_bytes(self._rng.bytes(8), "big") >> 1 or 1
@@ -132,7 +133,10 @@ class Session:
         key = self._keys.of_node("member", node)
         request = txn([created_at(key, 0)], [put(key, value, lease)], [get(key)])
         while True:
-            answer = await self._endpoints.call(Rpc.TXN, request, self._asked_s)
+            try:
+                answer = await self._endpoints.call(Rpc.TXN, request, self._asked_s)
+            except RefusedError as error:  # whoever stands still behind the grant has no lease
+                self.refused(error)
             holder = None if answer.succeeded else only(answer, 0)
             if answer.succeeded or (holder is not None and holder.lease == lease):
                 break

@@ -7,7 +7,10 @@ import pytest
 from support_etcd import Raw, fresh_name, log_of, until
 
 import lodeq
+from lodeq.engine.runtime.clock import SystemClock
+from lodeq.replication.etcd.session import Session
 from lodeq.replication.replicator import LogReplicator
+from lodeq.repository.api.open import open_in_memory
 
 pytestmark = pytest.mark.anyio
 
@@ -53,3 +56,26 @@ async def test_the_next_leader_has_what_was_acknowledged(servers, tmp_path, how)
         for stack in stacks.values():
             await stack.aclose()
         await raw.close()
+
+
+async def test_a_node_joins_again_although_its_lease_ends_before_it_has(servers, monkeypatch):
+    """It stood still between the two: its session is begun anew, whatever etcd answers."""
+    url, granted = servers.url(fresh_name()), []
+    grant = Session._grant
+
+    async def grant_and_stand_still(self, lease):
+        ttl_s = await grant(self, lease)
+        granted.append(lease)
+        if len(granted) == 2:
+            await self._revoke(lease)
+        return ttl_s
+
+    monkeypatch.setattr(Session, "_grant", grant_and_stand_still)
+    layer = LogReplicator(log_of(url), node="a", shards=1)
+    async with open_in_memory(clock=SystemClock(), shards=1, replicator=layer):
+        await until(lambda: layer.status().shards[0].role == "leading")
+        raw = Raw(url)
+        await raw.expire("a")
+        await raw.close()
+        await until(lambda: len(granted) == 3)
+        await until(lambda: layer.status().shards[0].role == "leading")

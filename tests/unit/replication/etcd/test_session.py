@@ -10,9 +10,9 @@ from lodeq.engine.runtime.clock import SystemClock, boot_s
 from lodeq.engine.runtime.ids import SeededRng
 from lodeq.errors import UsageError
 from lodeq.replication.etcd import rpc_pb2 as pb
-from lodeq.replication.etcd.endpoints import LeaseGoneError
+from lodeq.replication.etcd.endpoints import LeaseGoneError, RefusedError
 from lodeq.replication.etcd.keys import Keys
-from lodeq.replication.etcd.rpc import Rpc
+from lodeq.replication.etcd.rpc import Refusal, Rpc
 from lodeq.replication.etcd.session import Session
 from lodeq.replication.port import SessionLostError
 
@@ -39,6 +39,7 @@ class Script:
     at: int = 0
     metadata: tuple = ()
     lease: int = 0
+    refuses: Refusal | None = None  # what a transaction is answered with; None: it is done
 
     @property
     def members(self):
@@ -51,6 +52,8 @@ class Script:
         if rpc is Rpc.LEASE_REVOKE:
             self.revoked.append(request.ID)
             return pb.LeaseRevokeResponse()
+        if self.refuses is not None:
+            raise RefusedError(self.refuses, "etcdserver: requested lease not found")
         if self.holder is not None:
             return self.found(False)
         return pb.TxnResponse(succeeded=True)
@@ -157,6 +160,20 @@ async def test_a_name_that_is_taken_gives_the_lease_back():
         await session.join("n", b"")
     assert script.revoked == [script.lease]
     assert session.until() == 0
+
+
+async def test_a_lease_that_ends_before_the_node_has_joined_is_no_session():
+    """This process stood still behind the grant: whoever joins has to hear what it can take."""
+    clock = StillClock()
+    script = Script(clock, refuses=Refusal.LEASE_GONE)
+    session = Session(script, KEYS, clock, SeededRng(1), clock.mono, 3)
+    with pytest.raises(SessionLostError, match="etcd has ended it"):
+        await session.join("n", b"")
+    assert session.until() == 0
+    script.refuses = None
+    await session.join("n", b"")
+    assert session.until() == clock.mono() + 3
+    await session.end()
 
 
 async def test_leaving_gives_the_lease_back_once():
