@@ -469,9 +469,11 @@ class ShardReplica:
         self._enter(Role.LEAVING)
         self.not_before = self.node.mono() + 1.0
         give_up = self.node.mono() + self.node.options.answer_s
-        while not self.proposals.is_idle and self.node.mono() < give_up:
-            await self.node.waiting.pause(0.01)
-        self.lose()
+        try:
+            while not self.proposals.is_idle and self.node.mono() < give_up:
+                await self.node.waiting.pause(0.01)
+        finally:  # also of a caller who is cancelled: nobody else ends what has begun
+            self.lose()
 
     def _entered(self, last: int, size: int) -> None:
         self.delivered = max(self.delivered, last)

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from support_behaviour import drain, payloads
+from support_behaviour import drain, payloads, settle
 from support_log_cluster import LogCluster
 
 import lodeq
@@ -402,3 +402,19 @@ async def test_a_term_that_is_won_without_a_copy_is_resigned(three, how):
     for node in (leader, other):
         cluster.network.thaw(node.name)
     await cluster.until_led()
+
+
+async def test_a_hand_over_whose_caller_is_cancelled_leaves_no_shard_without_a_leader(three):
+    cluster, leader, _ = three
+    cluster.network.plan(Route((0.0,), 0.2), kind="append")
+    call = asyncio.ensure_future(leader.engine.queue("mail").enqueue(b"x"))
+    await settle(5)
+    handing = asyncio.ensure_future(leader.replicator.hand_over(0))
+    await settle(5)
+    assert leader.role() == "leaving"
+    handing.cancel()
+    await settle(25)
+    assert handing.cancelled()
+    assert leader.role() == "following"
+    await cluster.until_led()
+    assert isinstance(await cluster.outcome(call), lodeq.Receipt)
