@@ -18,6 +18,7 @@ that is never to be reached. Each node looks once a second:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..errors import ClosedError, LodeqError, LogRolledBackError
 from .node import Node
@@ -164,6 +165,8 @@ class Upkeep:
         )
         if floor > state.floor:
             await node.log.truncate(shard, floor)
+        one = self._shards[shard]
+        one.seen = replace(one.seen, floor=max(one.seen.floor, floor))  # who asked is told of it
 
     def _tends(self, shard: ShardReplica, *, is_hard: bool) -> bool:
         if shard.role is Role.LEADING:

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from support_behaviour import drain
+from support_behaviour import drain, settle
 from support_log_cluster import LogCluster
 
 import lodeq
@@ -25,6 +25,7 @@ from lodeq.errors import (
 )
 from lodeq.replication.bootstrap import LocalCheckpoints, manifest_digest
 from lodeq.replication.memory.network import Route
+from lodeq.replication.options import LogOptions
 from lodeq.replication.port import Checkpoint, Genesis, Member
 from lodeq.replication.replica_note import read_note
 
@@ -233,6 +234,22 @@ async def truncated(cluster, leader, b, c) -> None:
     await publish(leader, tail)
     await cluster.pass_time(12)
     assert cluster.log.service.state(0).floor == tail - 4  # one live copy is not enough
+
+
+async def test_who_has_the_log_truncated_is_told_where_it_begins_now(clock):
+    async with LogCluster(clock) as cluster:
+        (node,) = await cluster.open_all("a", options=LogOptions(copies_min=1), durability="fsync")
+        for n in range(5):
+            await cluster.outcome(node.engine.queue("mail").enqueue(b"%d" % n))
+        await cluster.pass_time(2)
+        (tail,) = cluster.tails()
+        mark = Checkpoint("a", "file:///x", "", (tail,), 1)
+        await cluster.outcome(node.replicator.publish(mark))
+        truncating = asyncio.ensure_future(node.replicator.truncate())
+        await settle(200)  # and no time for a look at the log
+        truncating.result()
+        assert cluster.log.service.state(0).floor == tail + 1
+        assert node.replicator.status().shards[0].floor == tail + 1
 
 
 # -- stores on disk ----------------------------------------------------------------------
