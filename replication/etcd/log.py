@@ -17,6 +17,7 @@ from ...errors import UsageError
 from ..port import (
     Change,
     Checkpoint,
+    CompactedError,
     Departure,
     Genesis,
     LogSpace,
@@ -306,7 +307,11 @@ class EtcdLog:
             moved = await self._call(txn([modified_at(key, seen)], [put(key, b"%d" % low)]))
             if moved.succeeded:
                 break
-        await self._delete_below(shard, low if low == end else await self._reader.begin(shard, low))
+        try:
+            first = low if low == end else await self._reader.begin(shard, low)
+        except CompactedError:  # another node has moved it further, and deletes these
+            return
+        await self._delete_below(shard, first)
         await self._space.compact_sometimes()
 
     async def _delete_below(self, shard: int, low: int) -> None:

@@ -81,6 +81,8 @@ class LogReader:
             except RecordCorruptError:
                 if run.records:
                     return run.records  # who reads on behind them is told
+                if floor > run.next:  # it has been truncated since the page before
+                    return _refuse(shard, run.next, floor)
                 raise
             start = found[-1].key + b"\0"
 
@@ -117,18 +119,26 @@ class LogReader:
         """The first index of the record that holds ``index``: the nearest one not above it.
 
         Raises:
+            CompactedError: it has been truncated.
             RecordCorruptError: there is none.
         """
         back = _LOOK_BACK
         end = self._keys.record(shard, index) + b"\0"
+        floor_key = self._keys.of_shard("floor", shard)
         while True:
             low = max(0, index - back)
             page = scan(self._keys.record(shard, low), end, is_keys_only=True, is_reversed=True)
-            answer = await self._endpoints.call(Rpc.TXN, txn([], [page]), self._budget_s)
+            request = txn([], [page, get(floor_key)])
+            answer = await self._endpoints.call(Rpc.TXN, request, self._budget_s)
             for kv in kvs(answer, 0):
                 found = self._keys.parse_log(kv.key, shard)
                 if found.fragment is None:
                     return found.first
+            kept = only(answer, 1)
+            if kept is not None:
+                floor = decode_number(kept.value, f"the floor of shard {shard}")
+                if floor > index:  # moved since whoever asks has seen it
+                    _refuse(shard, index, floor)
             if low == 0:
                 raise RecordCorruptError(f"shard {shard}: the record with entry {index} is missing")
             back *= 16
