@@ -34,7 +34,8 @@ from .waiting import Signal
 
 __all__ = ["Role", "ShardReplica"]
 
-STORE_RETRY_S = 0.1  # the store refuses writes for now
+STORE_RETRY_S = 0.1  # between two looks at whether a store that refused writes takes them again
+STORE_TRY_S = 1.0  # at most, until the log is read for it once more
 FOLLOW_S = 0.02  # between two reads of a follower: each brings all records that came meanwhile
 STUCK_LOOKS = 3  # at a store that takes nothing, until its node does not lead
 READ_BYTES_MAX = 8 << 20
@@ -80,6 +81,7 @@ class ShardReplica:
         self._is_checked = False  # the log's history is this store's
         self._stuck_looks = 0
         self._applied_before = self.delivered
+        self._refused: tuple[int, float] | None = None  # what was applied then, and mono()
 
     # -- what is asked from outside ----------------------------------------------------
 
@@ -165,6 +167,7 @@ class ShardReplica:
         self.delivered = self.node.replica.applied(self.shard).index
         self.behind_floor, self.problem, self.can_lead = 0, None, True
         self._stuck_looks, self._applied_before = 0, self.delivered
+        self._refused = None
         self._is_checked = self.is_going = False
         self._enter(Role.FOLLOWING)
         self.wake.set()
@@ -268,12 +271,25 @@ class ShardReplica:
             await self._check_history()
             if self.role is not Role.FOLLOWING:
                 return 0.0
+        if self._is_refused():
+            return STORE_RETRY_S
         if await self._read_on():
             return 0.0 if self.seen.leader is None else FOLLOW_S
         changes, delivered = self.changes, self.delivered
         state = await node.log.state(self.shard)
         self._take(state, changes, delivered)
         return await self._after(state)
+
+    def _is_refused(self) -> bool:
+        """Whether the store most likely refuses what is read: that would be read again."""
+        if self._refused is None:
+            return False
+        applied, at = self._refused
+        node = self.node
+        if applied == node.replica.applied(self.shard).index and node.mono() < at + STORE_TRY_S:
+            return True
+        self._refused = None
+        return False
 
     async def _after(self, state: ShardState) -> float | None:
         """Do what a state asks of a follower."""
@@ -353,7 +369,7 @@ class ShardReplica:
             ]
             total = 0
             for piece, size in _pieces(entries):
-                self.node.replica.apply_many(piece)
+                self._deliver(piece)
                 self.delivered = piece[-1].index
                 self.log_bytes.add(self.delivered, size)
                 total += size
@@ -362,6 +378,14 @@ class ShardReplica:
                     return is_any
             if total < READ_BYTES_MAX // 2:
                 return is_any  # a hint or the poll tells of more
+
+    def _deliver(self, entries: Sequence[Entry]) -> None:
+        replica = self.node.replica
+        try:
+            replica.apply_many(entries)
+        except (BusyError, StorageFullError):
+            self._refused = replica.applied(self.shard).index, self.node.mono()
+            raise
 
     # -- leading -----------------------------------------------------------------------
 

@@ -175,6 +175,36 @@ async def test_a_store_that_stalls_gets_its_entries_later(three, monkeypatch):
     await cluster.until_equal()
 
 
+@pytest.mark.interpreted
+async def test_a_store_that_takes_nothing_has_the_log_read_once_a_second(
+    three, clock, monkeypatch
+):
+    cluster, leader, (b, c) = three
+    cluster.network.splits.add(c.name)  # its reads are not to be counted
+    await cluster.pass_time(1)
+
+    async def entries(n: int) -> int:
+        """So many, each with its hint; returns how many reads there were."""
+        before = cluster.log.requests["read"]
+        for _ in range(n):
+            call = asyncio.ensure_future(leader.engine.queue("mail").enqueue(b"x"))
+            await settle(25)
+            assert call.done()
+            await clock.advance(0.02, turns=25)
+        return cluster.log.requests["read"] - before
+
+    assert await entries(50) >= 50
+    with monkeypatch.context() as patch:
+        refuse_writes(patch, b, StorageFullError("no space left"))
+        await entries(5)
+        assert await entries(100) <= 2
+    b.engine._state.shards[0].coalescer._retry_now()  # else a moment of the loop's own time later
+    await clock.advance(0.1, turns=25)
+    assert b.replicator.status().shards[0].applied == cluster.tails()[0]
+    cluster.heal()
+    await cluster.until_equal()
+
+
 async def test_a_log_that_went_back_is_not_followed(three):
     cluster, leader, _ = three
     snapshot = cluster.log.snapshot()
