@@ -20,7 +20,7 @@ from ..engine.runtime.clock import Clock
 from ..engine.runtime.event_loop import Spawner
 from ..errors import BusyError, LodeqError, UsageError
 from .bootstrap import manifest_digest
-from .port import NO_COPY, Checkpoint
+from .port import NO_COPY, Checkpoint, LogUnavailableError
 from .replica_note import read_note, write_note
 from .replicator import LogReplicator
 from .waiting import Waiting
@@ -81,6 +81,8 @@ class Checkpoints:
         self._is_taking = False
         self._last: Checkpoint | None = None
         self._took_s = 0.0
+        self._has_tried = False
+        self._unsure: str | None = None  # folder of one of which nobody knows if it was published
 
     async def run(self, every_s: float) -> None:
         """Take one every so many seconds, until cancelled. What fails is tried again next time.
@@ -99,7 +101,7 @@ class Checkpoints:
     async def _wait(self, every_s: float) -> None:
         """Wait until a checkpoint is due."""
         mono, began = self._waiting.clock.mono, self._waiting.clock.mono()
-        soon_s = 0.0 if self._last is None else max(BETWEEN_S, BETWEEN_TIMES * self._took_s)
+        soon_s = max(BETWEEN_S, BETWEEN_TIMES * self._took_s) if self._has_tried else 0.0
         while (left_s := began + every_s - mono()) > 0:
             await self._waiting.pause(min(left_s, LOOK_S))
             if mono() >= began + soon_s and self._replicator.lacks_checkpoint(self._last):
@@ -114,8 +116,8 @@ class Checkpoints:
         """
         if self._is_taking:
             raise BusyError("a checkpoint is being taken already: ask again when it is there")
-        self._is_taking = True
-        began = self._waiting.clock.mono()
+        self._is_taking = self._has_tried = True
+        began, folder = self._waiting.clock.mono(), ""
         try:
             positions = tuple(one.applied for one in self._replicator.status().shards)
             now_ms = self._waiting.clock.wall_us() // 1000
@@ -131,13 +133,26 @@ class Checkpoints:
             await self._waiting.spawner.run_in_thread(partial(_copy_note, self._root, folder))
             digest = await self._waiting.spawner.run_in_thread(partial(manifest_digest, folder))
             found = Checkpoint(self._node, self._url, digest, positions, now_ms)
-            await self._replicator.publish(found)
-            self._last, self._took_s = found, self._waiting.clock.mono() - began
             self._by_digest[digest] = folder
+            await self._replicator.publish(found)
+            self._last, self._unsure = found, None
             await self._waiting.spawner.run_in_thread(self._forget_old)
+        except (LodeqError, OSError) as error:
+            leave = partial(self._leave, folder, is_unsure=isinstance(error, LogUnavailableError))
+            await self._waiting.spawner.run_in_thread(leave)
+            raise
         finally:
+            self._took_s = self._waiting.clock.mono() - began
             self._is_taking = False
         return found
+
+    def _leave(self, folder: str, *, is_unsure: bool) -> None:
+        """Keep one that may have been published until the next such one; no other. Blocks."""
+        gone = self._unsure if is_unsure else folder
+        if is_unsure:
+            self._unsure = folder
+        if gone:
+            shutil.rmtree(gone, ignore_errors=True)
 
     def files(self, digest: str) -> list[CheckpointFile]:
         """The files of a checkpoint, which is kept for a while from now on. Blocks.

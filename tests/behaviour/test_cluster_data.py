@@ -176,9 +176,7 @@ async def test_a_store_that_stalls_gets_its_entries_later(three, monkeypatch):
 
 
 @pytest.mark.interpreted
-async def test_a_store_that_takes_nothing_has_the_log_read_once_a_second(
-    three, clock, monkeypatch
-):
+async def test_a_store_that_takes_nothing_has_the_log_read_once_a_second(three, clock, monkeypatch):
     cluster, leader, (b, c) = three
     cluster.network.splits.add(c.name)  # its reads are not to be counted
     await cluster.pass_time(1)

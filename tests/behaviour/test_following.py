@@ -184,39 +184,24 @@ async def test_a_result_that_comes_and_goes_between_two_reads_wakes_who_waits_fo
             waiting.result()
 
 
-async def end_unkept(lease) -> None:
-    await lease.complete(b"done")
-
-
-async def end_dead(lease) -> None:
-    await lease.bury("bad")
-
-
-@pytest.mark.parametrize("end", [end_unkept, end_dead])
-async def test_an_end_whose_result_is_not_kept_wakes_who_waits_for_it(clock, end) -> None:
+@pytest.mark.parametrize("how", ["complete", "bury"])
+async def test_an_end_that_leaves_no_result_wakes_who_waits_for_one(clock, how) -> None:
     async with LogCluster(clock) as cluster:
         pair = await Pair.open(cluster)
-        set_up = asyncio.ensure_future(pair.leader.engine.configure("mail", history=0))
-        task = asyncio.ensure_future(pair.queue.enqueue(b"x", retention=0))
-        await settle(25)
-        set_up.result()
-        await clock.advance(FOLLOW_S, turns=25)
-        waiting = asyncio.ensure_future(pair.follower.engine.result(task.result().id, wait=600))
-        await settle(25)
-
-        async def claim_and_end() -> None:
-            lease = await pair.queue.claim_one()
-            assert lease is not None
-            await end(lease)
-
-        ended = asyncio.ensure_future(claim_and_end())
-        await settle(200)
-        ended.result()
-        await clock.advance(FOLLOW_S, turns=50)
-        assert pair.is_level
-        assert waiting.done()
+        await cluster.outcome(pair.leader.engine.configure("mail", history=0))
+        receipts = [await cluster.outcome(pair.queue.enqueue(b"x", retention=0)) for _ in range(2)]
+        await cluster.until_equal()
+        engine = pair.follower.engine
+        waits = [asyncio.ensure_future(engine.result(one.id, wait=600)) for one in receipts]
+        ended, returned = await cluster.outcome(pair.queue.claim(limit=2))
+        assert [ended.task_id, returned.task_id] == [one.id for one in receipts]
+        await cluster.outcome(returned.release())
+        await cluster.outcome(ended.complete() if how == "complete" else ended.bury("no"))
+        await cluster.until_equal()
+        assert [one.done() for one in waits] == [True, False]  # the other is still to run
         with pytest.raises(TaskNotFoundError):
-            waiting.result()
+            waits[0].result()
+        waits[1].cancel()
 
 
 async def test_all_groups_of_a_record_are_synced_at_once(clock) -> None:
