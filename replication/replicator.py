@@ -415,8 +415,10 @@ class LogReplicator:
                 return
             except ClosedError:
                 return
-            except LodeqError:
+            except LodeqError as error:
                 refused_at = None  # who is refused without a break has another one before it
+                which = f"group {group} of the log" if len(node.groups) > 1 else "the log"
+                node.problems[name] = f"no session with {which}, so it leads nothing there: {error}"
                 await node.waiting.pause(options.retry_s)
                 continue
             refused_at = None

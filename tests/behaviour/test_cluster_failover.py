@@ -145,6 +145,19 @@ async def test_without_a_quorum_nothing_is_acknowledged_and_it_comes_back_by_its
     await cluster.until_equal()
 
 
+async def test_a_node_says_that_its_log_does_not_answer(three):
+    cluster, *_ = three
+    nodes = cluster.nodes.values()
+    cluster.network.has_quorum = False
+    await cluster.pass_time(3 * TTL_S)
+    for node in nodes:
+        (problem,) = node.replicator.problems()
+        assert problem.startswith("no session with the log, so it leads nothing there: the log has")
+    cluster.network.has_quorum = True
+    await cluster.until_led()
+    await cluster.until(lambda: not any(node.replicator.problems() for node in nodes))
+
+
 async def test_a_frozen_leader_is_refused_when_it_wakes(three):
     cluster, old, others = three
     mail = old.engine.queue("mail")

@@ -100,7 +100,8 @@ def status(where: str, as_json: bool, token_file: str | None) -> None:
             click.echo(json.dumps(document, indent=2))
         else:
             _show_node(document)
-        is_well = not document["problems"]
+        is_led = all(one["leader"] is not None for one in document["shards"])
+        is_well = is_led and not document["problems"]
     if not is_well:
         raise click.exceptions.Exit(1)
 

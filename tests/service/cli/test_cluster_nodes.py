@@ -95,8 +95,12 @@ async def test_a_node_is_looked_at_and_looked_after(tmp_path):
         assert floors.startswith("logs begin at entries ")
         # It is alone: whoever drains it has it give up both, and nobody takes them.
         assert await typed("cluster", "drain", url) == "it leads nothing\n"
-        left = json.loads(await typed("cluster", "status", url, "--json"))
+        layer = view_of(engine).replicator
+        await until(lambda: not any(one.leader for one in layer.status().shards))
+        left = json.loads(await typed("cluster", "status", url, "--json", code=1))
         assert [one["role"] for one in left["shards"]] != ["leading"] * 2
+        told = await typed("cluster", "status", url, code=1)
+        assert "shard 1: following, led by nobody, " in told
         told = await typed("cluster", "drain", url, "--undo")
         assert told == "it takes part in elections again\n"
 
