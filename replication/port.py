@@ -54,6 +54,7 @@ __all__ = [
     "LogSpace",
     "LogUnavailableError",
     "Member",
+    "NameTakenError",
     "Placement",
     "Position",
     "SessionLostError",
@@ -97,6 +98,10 @@ class LogUnavailableError(LodeqError):
 
 class SessionLostError(LodeqError):
     """The node's session has ended: nothing may be answered from memory before it joins again."""
+
+
+class NameTakenError(UsageError):
+    """Another live node has this name, or it is this node's own session of before."""
 
 
 class CompactedError(LodeqError):
@@ -341,7 +346,7 @@ class SharedLog(Protocol):
         """Begin a session and be a member with it.
 
         Raises:
-            UsageError: another live node has this name.
+            NameTakenError: another live node has this name.
             SessionLostError: the session was over before the node had joined.
         """
 

@@ -55,6 +55,7 @@ from .port import (
     Genesis,
     LogUnavailableError,
     Member,
+    NameTakenError,
     Position,
     SessionLostError,
     SharedLog,
@@ -397,7 +398,7 @@ class LogReplicator:
         while not node.is_closing and node.stopped is None:
             try:
                 await log.join(self._member())
-            except UsageError as error:
+            except NameTakenError as error:
                 refused_at = node.mono() if refused_at is None else refused_at
                 if node.mono() - refused_at > 2 * log.session_s + options.name_s:
                     node.problems.pop(name, None)
@@ -433,7 +434,7 @@ class LogReplicator:
             for shard in self._of_group(group):
                 shard.session_lost()
 
-    def _name_is_taken(self, error: UsageError) -> UsageError:
+    def _name_is_taken(self, error: NameTakenError) -> UsageError:
         """Make the error that ends this node: a session of before would be over by now."""
         return UsageError(
             f"another live node of the cluster {self._cluster!r} has the name {self._name!r} and "

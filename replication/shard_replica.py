@@ -13,6 +13,7 @@ from enum import Enum
 from ..coalescer.replicator import Done, Entry
 from ..engine.store.port import Op, ops_bytes
 from ..errors import (
+    AccessDeniedError,
     BusyError,
     ClosedError,
     CommitUnknownError,
@@ -24,6 +25,7 @@ from ..errors import (
     RecordCorruptError,
     StorageError,
     StorageFullError,
+    UsageError,
 )
 from .node import Node
 from .port import CompactedError, LogUnavailableError, SessionLostError, ShardState, Term
@@ -81,6 +83,7 @@ class ShardReplica:
         self._is_checked = False  # the log's history is this store's
         self._stuck_looks = 0
         self._applied_before = self.delivered
+        self._denied: str | None = None  # the problem, while the log refuses this node
         self._refused: tuple[int, float] | None = None  # what was applied then, and mono()
 
     # -- what is asked from outside ----------------------------------------------------
@@ -205,6 +208,7 @@ class ShardReplica:
             try:
                 pause_s = await self._turn()
                 self._failures = 0
+                self._let_in()
             except (LogUnavailableError, SessionLostError):
                 pause_s = self._backoff()
             except (BusyError, StorageFullError):  # the store refuses writes for now
@@ -217,6 +221,11 @@ class ShardReplica:
                 pause_s = None
             except ClosedError:
                 return
+            except (AccessDeniedError, UsageError) as error:  # until an operator puts it right
+                denied = f"shard {self.shard}: the log refuses this node: {error}"
+                if self.role is not Role.STOPPED:
+                    self.problem = self._denied = denied
+                pause_s = self._backoff()
             except RecordCorruptError as error:
                 self.stop(
                     f"shard {self.shard}: a record of the log is damaged ({error}): this replica "
@@ -229,6 +238,11 @@ class ShardReplica:
             except Exception as error:
                 self.stop(f"shard {self.shard}: a bug: {error!r}; please report it")
                 raise
+
+    def _let_in(self) -> None:
+        if self._denied is not None and self.problem == self._denied:
+            self.problem = None
+        self._denied = None
 
     async def _wait(self, pause_s: float | None) -> None:
         """Wait for something to look at. Hints of entries do not cut a pause between reads short.

@@ -22,8 +22,8 @@ import grpc.aio
 
 from ...engine.runtime.clock import Clock
 from ...engine.runtime.ids import Rng
-from ...errors import LodeqError, UsageError
-from ..port import LogUnavailableError, SessionLostError
+from ...errors import LodeqError
+from ..port import LogUnavailableError, NameTakenError, SessionLostError
 from . import rpc_pb2 as pb
 from .endpoints import Endpoints, LeaseGoneError, RefusedError
 from .keys import Keys
@@ -122,7 +122,7 @@ class Session:
         """Begin a session of ``node``, whose member key holds ``value``.
 
         Raises:
-            UsageError: a session of another process has this name.
+            NameTakenError: a session of another process has this name.
             SessionLostError: etcd has ended it before the node had joined.
         """
         await self.end()
@@ -142,7 +142,7 @@ class Session:
                 break
             if holder is not None and holder.lease not in self._own:
                 await self._revoke(lease)
-                raise UsageError(
+                raise NameTakenError(
                     f"a node named {node!r} is there: give each node a name of its own. If it has "
                     f"just ended, its session does so within {self._asked_s} s: try again then"
                 )

@@ -11,7 +11,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ...errors import UsageError
 from ..port import (
     PLACEMENTS,
     Change,
@@ -23,6 +22,7 @@ from ..port import (
     LogSpace,
     LogUnavailableError,
     Member,
+    NameTakenError,
     Placement,
     SessionLostError,
     ShardState,
@@ -145,7 +145,7 @@ class LogService:
         self._check_room()
         held = self._members.get(member.node)
         if held is not None and self._sessions[held[0]].owner != owner:
-            raise UsageError(
+            raise NameTakenError(
                 f"another live node is named {member.node!r}: give each node a name of its own; "
                 "after a crash the name is free when its session has ended"
             )

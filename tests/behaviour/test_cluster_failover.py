@@ -8,11 +8,13 @@ from support_log_cluster import LogCluster
 
 import lodeq
 from lodeq.errors import (
+    AccessDeniedError,
     CommitUnknownError,
     FormatTooNewError,
     LogRolledBackError,
     NotLeaderError,
     RecordCorruptError,
+    UsageError,
 )
 from lodeq.replication.fragments import read_stored
 from lodeq.replication.members import in_line
@@ -156,6 +158,48 @@ async def test_a_node_says_that_its_log_does_not_answer(three):
     cluster.network.has_quorum = True
     await cluster.until_led()
     await cluster.until(lambda: not any(node.replicator.problems() for node in nodes))
+
+
+async def test_a_node_that_its_log_refuses_for_a_while_goes_on(three, monkeypatch):
+    """An operator changes a role or a password: nobody has to be started again for that."""
+    cluster, leader, (b, _) = three
+    denied = AccessDeniedError("user 'lodeq' needs the role readwrite")
+
+    async def refuse(*_: object, **__: object):
+        raise denied
+
+    with monkeypatch.context() as patch:
+        for call in ("read", "state"):
+            patch.setattr(b.replicator.log, call, refuse)
+        await cluster.outcome(leader.engine.queue("mail").enqueue(b"x"))
+        await cluster.pass_time(2)
+        assert b.role() == "following"
+        problems = b.replicator.problems()
+        assert problems == (f"shard 0: the log refuses this node: {denied}",)
+    await cluster.until_equal()
+    await cluster.pass_time(1)
+    assert b.replicator.problems() == ()
+
+
+@pytest.mark.parametrize("error", [AccessDeniedError, UsageError])
+async def test_a_node_that_may_not_join_for_a_while_has_no_name_that_is_taken(
+    three, monkeypatch, error
+):
+    cluster, _, (b, _) = three
+
+    async def refuse(_: object):
+        raise error("password-file=/etc/lodeq/etcd is empty")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(b.replicator.log, "join", refuse)
+        cluster.log.expire(b.name)
+        await cluster.pass_time(6 * TTL_S)
+        (problem,) = b.replicator.problems()
+        assert problem.endswith("so it leads nothing there: password-file=/etc/lodeq/etcd is empty")
+        assert b.replicator.refusal is None
+    await cluster.until(lambda: b.replicator.status().session_s > 0)
+    await cluster.until_equal()
+    assert b.replicator.problems() == ()
 
 
 async def test_a_frozen_leader_is_refused_when_it_wakes(three):
