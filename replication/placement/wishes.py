@@ -55,7 +55,8 @@ class Wishes:
             placement = placements.get(shard)
             if placement is None:
                 raise UsageError(f"there is no shard {shard}, or it has not been placed yet")
-            if target in placement.copies and source in {None, *placement.leaving}:
+            stays = target in placement.copies and target not in placement.leaving
+            if stays and source in {None, *placement.leaving}:
                 return placement  # it is under way, or done
             await self._check_target(target)
             gone = self._source(placements, placement, target, source)
