@@ -158,6 +158,8 @@ class Endpoints:
             except grpc.RpcError as error:
                 refusal = classify(error)
                 text = f"{member.endpoint}: {_text_of(error)}"
+            if self.is_closed:  # meanwhile
+                continue
             if refusal is Refusal.TOKEN and self._address.user and not is_fresh:
                 is_fresh = True
                 await self._authenticate(until)
@@ -287,6 +289,8 @@ class Endpoints:
             )
             failures: list[str] = []
             for _ in range(2 * len(self.members)):
+                if self.is_closed:
+                    raise ClosedError("the connection to etcd is closed")
                 member = self.members[self.at]
                 try:
                     answer = await member.call(Rpc.AUTHENTICATE, request, self.try_s, ())
@@ -294,7 +298,7 @@ class Endpoints:
                     text = f"{member.endpoint}: {_text_of(error)}"
                     self._raise_refused(classify(error), text)
                     failures.append(text)
-                    self.at = (self.at + 1) % len(self.members)
+                    self._leave(self.at)
                     if self._clock.mono() >= until:
                         break
                 else:

@@ -170,9 +170,11 @@ class EtcdLog:
 
     async def close(self) -> None:
         """End the session, if there is one, and all calls."""
-        await self._appender.close()
-        await self._session.end()
-        await self._endpoints.close()
+        try:
+            await self._appender.close()
+            await self._session.end()
+        finally:  # also where nobody waits for as long as etcd is silent
+            await self._endpoints.close()
 
     # --- members
 
