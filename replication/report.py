@@ -132,7 +132,7 @@ def _shard_status(node: Node, one: ShardReplica) -> ShardStatus:
     return ShardStatus(
         one.shard,
         one.role.value,
-        node.name if leads else seen.leader,
+        one.leader,
         one.proposals.term if leads else seen.term,
         max(seen.last, one.proposals.last if leads else one.delivered),
         replica.applied(one.shard).index if is_here else NO_COPY,

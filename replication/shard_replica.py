@@ -40,6 +40,7 @@ STORE_RETRY_S = 0.1  # between two looks at whether a store that refused writes 
 STORE_TRY_S = 1.0  # at most, until the log is read for it once more
 FOLLOW_S = 0.02  # between two reads of a follower: each brings all records that came meanwhile
 STUCK_LOOKS = 3  # at a store that takes nothing, until its node does not lead
+SEEN_SESSIONS = 2  # for so many lengths of one a leader that was seen may lead still
 READ_BYTES_MAX = 8 << 20
 APPLY_BYTES_MAX = 2 << 20  # in one write, for which the event loop stands still
 
@@ -65,7 +66,8 @@ class ShardReplica:
         self.role = Role.FOLLOWING if is_here else Role.ABSENT
         self.changes = 0  # of role: what was asked before the last one is old news
         self.delivered = node.replica.applied(shard).index if is_here else 0
-        self.seen = ShardState(shard, None, 0, 0)  # the log, as last seen
+        self._seen = ShardState(shard, None, 0, 0)
+        self._seen_mono = 0.0
         self.behind_floor = 0  # the floor that this replica is behind; 0: it is not
         self.problem: str | None = None
         self.heard = 0  # the last entry that a hint has told of
@@ -87,6 +89,23 @@ class ShardReplica:
         self._refused: tuple[int, float] | None = None  # what was applied then, and mono()
 
     # -- what is asked from outside ----------------------------------------------------
+
+    @property
+    def seen(self) -> ShardState:
+        """The log, as last seen."""
+        return self._seen
+
+    @seen.setter
+    def seen(self, state: ShardState) -> None:
+        self._seen, self._seen_mono = state, self.node.mono()
+
+    @property
+    def leader(self) -> str | None:
+        """Who leads; None: nobody, or the log has said nothing for longer than a term lasts."""
+        if self.holds_term:
+            return self.node.name
+        until = self._seen_mono + SEEN_SESSIONS * self.node.log.session_s
+        return self._seen.leader if self.node.mono() < until else None
 
     @property
     def takes_proposals(self) -> bool:

@@ -16,7 +16,7 @@ class ShardStatus:
     Attributes:
         shard: its index.
         role: of this node: following, elected, leading, leaving, stopped, or absent (no copy).
-        leader: the node that leads; None: nobody, or not known.
+        leader: the node that leads; None: nobody, or not known, as when the log does not answer.
         term: of that leader; 0 without one.
         last: index of the last entry in the log, as last seen.
         applied: of the last entry applied here; -1 without a copy.
