@@ -196,6 +196,8 @@ def remove(node: str, wait: float, token_file: str | None) -> None:
     name = _ask(node, "POST", "/cluster/remove", token_file)["node"]
 
     def left(document: dict[str, Any]) -> str | None:
+        if not all(one["copies"] for one in document["shards"]):
+            return "the node has not read yet where all copies are"
         shards = [one["shard"] for one in document["shards"] if name in one["copies"]]
         return f"it has copies of shards {', '.join(map(str, shards))}" if shards else None
 

@@ -23,6 +23,7 @@ from lodeq.replication.options import LogOptions
 from lodeq.replication.replicator import LogReplicator
 from lodeq.repository.api.view import view_of
 from lodeq.service.cli.app import lodeq as command
+from lodeq.service.cli.commands import cluster as commands
 from lodeq.service.cluster import backup as backing_up
 from lodeq.service.cluster.routes import node_routes
 
@@ -396,3 +397,25 @@ async def test_no_etcd_answers(tmp_path, monkeypatch):
         assert "127.0.0.1:1" in told
         assert told.count("\n") == 1
     assert os.listdir(tmp_path) == []
+
+
+async def test_a_node_that_does_not_know_yet_where_copies_are_is_not_said_to_have_none(monkeypatch):
+    """It has just been started: whoever stops it would take copies that nobody else has."""
+    seen = [[[], []], [["n1", "n2"], []], [["n1", "n2"], ["n1"]], [["n2"], ["n2", "n1"]]]
+    last, asked = [["n2"], ["n2"]], []
+
+    async def ask(url, method, path, **_):
+        if path == "/cluster/remove":
+            return {"node": "n1"}
+        asked.append(path)
+        found = seen[len(asked) - 1] if len(asked) <= len(seen) else last
+        return {"shards": [{"shard": at, "copies": one} for at, one in enumerate(found)]}
+
+    monkeypatch.setattr(commands, "ask_node", ask)
+    monkeypatch.setattr(commands, "LOOK_S", 0)
+    told = await typed("cluster", "remove", "tcp://127.0.0.1:1")
+    assert told == "node n1 has no copies any more: stop it\n"
+    assert len(asked) == len(seen) + 1
+    last[:] = [[], []]
+    told = await typed("cluster", "remove", "tcp://127.0.0.1:1", "--wait", "0.01", code=1)
+    assert "not done yet: the node has not read yet where all copies are; it goes on" in told
