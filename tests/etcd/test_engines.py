@@ -27,16 +27,18 @@ async def test_the_next_leader_has_what_was_acknowledged(servers, tmp_path, how)
             lodeq.open(tmp_path / name, shards=1, replicator=layers[name])
         )
 
-    def leader() -> str:
-        roles = {name: layers[name].status().shards[0].role for name in engines}
-        return next((name for name, role in roles.items() if role == "leading"), "")
+    def shard(name: str):
+        return layers[name].status().shards[0]
 
-    def term() -> int:
-        return max(layers[name].status().shards[0].term for name in engines)
+    def leader(after: int = 0) -> str:
+        """Who leads, in a later term than this."""
+        leading = [name for name in engines if shard(name).role == "leading"]
+        return next((name for name in leading if shard(name).term > after), "")
 
     try:
         await until(leader)
-        first, before = leader(), term()
+        first = leader()
+        before = shard(first).term
         other = "b" if first == "a" else "a"
         queue = engines[first].queue("work")
         receipts = await asyncio.gather(*(queue.enqueue(b"%d" % n) for n in range(50)))
@@ -46,8 +48,8 @@ async def test_the_next_leader_has_what_was_acknowledged(servers, tmp_path, how)
             del engines[first]
         else:
             await raw.expire(first)  # it may well lead again, in a term of its own
-        await until(lambda: leader() == other if how == "close" else leader() and term() > before)
-        queue = engines[leader()].queue("work")
+        await until(lambda: leader(before) == other if how == "close" else leader(before))
+        queue = engines[leader(before)].queue("work")
         claimed = []
         while leases := await queue.claim(limit=10):
             for lease in leases:
