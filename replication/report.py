@@ -133,7 +133,7 @@ def _shard_status(node: Node, one: ShardReplica) -> ShardStatus:
         one.shard,
         one.role.value,
         one.leader,
-        one.proposals.term if leads else seen.term,
+        one.proposals.term if leads else 0 if one.leader is None else seen.term,
         max(seen.last, one.proposals.last if leads else one.delivered),
         replica.applied(one.shard).index if is_here else NO_COPY,
         replica.durable(one.shard) if is_here else NO_COPY,

@@ -34,7 +34,7 @@ def signals() -> Iterator[Signals]:
 
 
 class Hearing:
-    """What a signal is to stop: the worker, once there is one."""
+    """Stops the worker at a signal, once there is one."""
 
     def __init__(self) -> None:
         self.worker: Worker | None = None

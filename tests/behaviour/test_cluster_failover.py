@@ -155,7 +155,8 @@ async def test_a_node_says_that_its_log_does_not_answer(three):
     for node in nodes:
         (problem,) = node.replicator.problems()
         assert problem.startswith("no session with the log, so it leads nothing there: the log has")
-        assert node.replicator.status().shards[0].leader is None  # as the alert has it
+        found = node.replicator.status().shards[0]
+        assert (found.leader, found.term) == (None, 0)  # as the alert has it
     cluster.network.has_quorum = True
     await cluster.until_led()
     await cluster.until(lambda: not any(node.replicator.problems() for node in nodes))

@@ -215,3 +215,12 @@ async def test_all_groups_of_a_record_are_synced_at_once(clock) -> None:
             await settle(50)
             assert all(call.done() for call in calls)
             assert (stats.syncs - before[0], stats.commits - before[1]) == (1, 4)
+
+
+async def test_a_follower_that_reads_all_the_time_knows_who_leads(clock) -> None:
+    async with LogCluster(clock) as cluster:
+        pair = await Pair.open(cluster)
+        for _ in range(500):  # longer than a leader that was seen is believed
+            await pair.enqueue(1)
+            await clock.advance(2 * FOLLOW_S, turns=25)
+            assert pair.follower.replicator.status().shards[0].leader == pair.leader.name

@@ -268,7 +268,7 @@ async def _attempt(
             other = await elsewhere.other_version(backend, context, queue, name, error)
             if other is not None:
                 return elsewhere.give_back(backend.clock, context, name, other)
-        return Outcome("failed", reason=_told(error), error=error)
+        return Outcome("failed", reason=_text_of(error), error=error)
     context.name = function.name
     context.threads = handlers.threads
     clock, timer = backend.clock, None
@@ -373,7 +373,7 @@ def _is_the_functions(error: BaseException, context: Context) -> bool:
     return True
 
 
-def _told(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     try:
         return str(error)
     except BaseException:  # noqa: BLE001 - its ``__str__`` may raise anything

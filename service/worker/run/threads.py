@@ -34,7 +34,7 @@ class ThreadRun(Protocol):
 
 
 class Lasting(Protocol):
-    """What may go on when a run is over: its thread, or that of the batch that it was part of."""
+    """A run that may outlast its end: in its own thread, or in that of the batch it was part of."""
 
     @property
     def raised(self) -> BaseException | None:

@@ -1,4 +1,4 @@
-"""What an operator's wish makes of a placement."""
+"""Wishes of an operator: the placements that they lead to."""
 
 import pytest
 
