@@ -42,6 +42,7 @@ from itertools import islice
 
 from ..engine.records.keyspace import APPLIED, OPEN
 from ..engine.records.rows import Applied, decode_applied, encode_applied, encode_open
+from ..engine.runtime.clock import TimerHandle
 from ..engine.runtime.event_loop import Future, Spawner
 from ..engine.store.port import Op, Store, ops_bytes
 from ..errors import (
@@ -57,6 +58,7 @@ from ..errors import (
 from .commit_loop import GROUP_BYTES_MAX, Coalescer, SeqSource, TickWork
 from .fsync import Syncer
 from .group import Group
+from .linger import Linger
 from .local_rows import EntryRewriter, event_rows, without_events
 from .position import NUMBER_BITS, Position
 from .replicator import Entry, KnowsWhy, Replicator, submission_bytes_max
@@ -87,6 +89,7 @@ class ReplicatedCoalescer(Coalescer):
         tick_work: TickWork | None,
         on_writes_end: Callable[[], None],
         replicator: Replicator,
+        mono: Callable[[], float],
         on_rows: Callable[[Sequence[Op]], None],
         on_deposed: Callable[[], None],
     ) -> None:
@@ -120,6 +123,8 @@ class ReplicatedCoalescer(Coalescer):
         self.rewriter: EntryRewriter | None = None  # once there are body files
         self._rewritten = 0  # so many of them have been rewritten
         self._proposed = 0  # so many of the pending groups are in the log
+        self._linger = Linger(mono)
+        self._linger_timer: TimerHandle | None = None  # set: what is queued waits for more
         # Proposed, unanswered when leadership ended. Two of them may have one number: leaders
         # whose first entry was not committed.
         self._orphans: list[Group] = []
@@ -216,6 +221,7 @@ class ReplicatedCoalescer(Coalescer):
         self._pending.extend(groups[:kept])  # committed: only the store has yet to take them
         self._proposed = kept
         self._open = None
+        self._end_linger()
         for group in groups[proposed:]:
             self._answer(group, error)
         self._adopt(groups[kept:proposed])
@@ -277,7 +283,11 @@ class ReplicatedCoalescer(Coalescer):
                 f"{self.submission_bytes_max:,}: split the call, or store large values elsewhere"
             )
         group = super().begin(cost_bytes)
-        if not self._is_scheduled and self._is_full(group):
+        linger = self._linger
+        linger.came += 1
+        if not self._is_scheduled and (
+            self._is_full(group) if self._linger_timer is None else linger.came >= linger.goal
+        ):
             self.poke()
         return group
 
@@ -334,8 +344,41 @@ class ReplicatedCoalescer(Coalescer):
         """Whether a proposal is on the way: its answer has the next group proposed."""
         return self._proposed > len(self._held)
 
+    def _finish(self, group: Group) -> None:
+        super()._finish(group)
+        if self.election is not None:
+            self._linger.answered(group.submissions)
+
+    def _lingers(self) -> bool:
+        """Whether what is queued waits for callers who have just been answered."""
+        if self._is_awaited or self._proposed >= len(self._pending) or self.election is None:
+            return False
+        wait_s = self._linger.wait_s()
+        if not wait_s or self._queued_bytes() > self.group_bytes_max:
+            self._end_linger()
+            return False
+        if self._linger_timer is None:
+            self._linger_timer = self._spawner.call_later(wait_s, self._linger_over)
+        return True
+
+    def _queued_bytes(self) -> int:
+        return sum([group.bytes for group in islice(self._pending, self._proposed, None)])
+
+    def _linger_over(self) -> None:
+        self._linger_timer = None
+        self._linger.give_up()
+        self.poke()
+
+    def _end_linger(self) -> None:
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
+
     def _drain(self) -> None:
         self._write_held()
+        if self._lingers():
+            return
+        has_left = False
         for _ in range(TICK_PROPOSALS_MAX):
             if self.election is None or self._proposed >= len(self._pending):
                 return
@@ -352,6 +395,9 @@ class ReplicatedCoalescer(Coalescer):
             if self.rewriter is not None:
                 self.rewriter.check_proposal(group.ops)
             self._proposed += 1
+            if not has_left:
+                has_left = True
+                self._linger.left()
             try:
                 self._replicator.propose(
                     self.shard, group.number, tuple(group.ops), partial(self._done, group)
@@ -377,6 +423,7 @@ class ReplicatedCoalescer(Coalescer):
     def _done_well(self, group: Group, entry: Entry) -> None:
         if self._taken.has(entry):
             return
+        self._linger.entered()
         try:
             if entry.commit_seq != group.number:
                 raise InvariantError(f"shard {self.shard}: done() with the entry of another batch")
@@ -571,6 +618,7 @@ class ReplicatedCoalescer(Coalescer):
     def fail(self, error: BaseException, covered: Sequence[Group] = ()) -> None:
         """As ``Coalescer.fail``; the outcome of what the log has is unknown as well."""
         self.election = None
+        self._end_linger()
         attempted = [*covered, *self._orphans]
         attempted += [self._pending.popleft() for _ in range(self._proposed)]
         self._orphans.clear()

@@ -136,6 +136,7 @@ class Leadership:
             tick_work=state.waiters,
             on_writes_end=state.on_writes_end,
             replicator=self._replicator,
+            mono=state.clock.mono,
             on_rows=partial(self._applied, shard),
             on_deposed=partial(self._deposed, shard),
         )

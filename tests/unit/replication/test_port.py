@@ -96,6 +96,7 @@ class Rig:
     coalescer: ReplicatedCoalescer
     seen: list[int]  # the last index of each write whose rows were passed on
     deposed: list[bool]
+    clock: list[float]
 
     async def lead(self, incarnation: int = 2) -> None:
         self.log.where = "here"
@@ -142,6 +143,7 @@ def make(
     batch_max: int = 1,
 ) -> Rig:
     store, spawner, log = store or FaultyStore(), ManualSpawner(), Script()
+    clock = [0.0]
     seen: list[int] = []
     deposed: list[bool] = []
     syncer = Syncer(
@@ -160,10 +162,11 @@ def make(
         tick_work=None,
         on_writes_end=lambda: None,
         replicator=log,
+        mono=lambda: clock[0],
         on_rows=lambda ops: seen.append(decode_applied(dict(ops)[APPLIED] or b"").index),
         on_deposed=lambda: deposed.append(True),
     )
-    return Rig(store, spawner, log, coalescer, seen, deposed)
+    return Rig(store, spawner, log, coalescer, seen, deposed, clock)
 
 
 def entry(index: int, number: int, *ops: Op, term: int = 1, shard: int = 0) -> Entry:
@@ -1026,3 +1029,135 @@ async def test_closing_over_a_store_that_refuses_tells_what_the_log_has() -> Non
     assert isinstance(await outcome(future), CommitUnknownError)
     assert isinstance(await outcome(late), ClosedError | CommitUnknownError)
     assert rig.coalescer.waiting == 0
+
+
+# -- waiting for those who come back -----------------------------------------------------
+
+
+def waits(rig: Rig) -> list[float]:
+    """Delays of the timers for those who do not come; that of a sync in time is longer."""
+    return [delay_s for delay_s in rig.spawner.armed if delay_s < 0.1]
+
+
+async def one_in_line(rig: Rig, *, answered: int = 2) -> tuple[list[Any], Any]:
+    """So many have just had their answer, after 2 ms, and another came meanwhile."""
+    await rig.lead()
+    back = [rig.put(b"a%d" % at) for at in range(answered)]
+    await settle()
+    late = rig.put(b"late")
+    rig.clock[0] += 0.002
+    rig.log.commit()
+    await settle()
+    return back, late
+
+
+@on_loop
+async def test_who_is_in_line_waits_for_those_just_answered() -> None:
+    rig = make(batch_max=64)
+    _, late = await one_in_line(rig)
+    assert rig.log.proposals == []
+    again = [rig.put(b"b0"), rig.put(b"b1")]
+    await settle()
+    [(_, ops, _)] = rig.log.proposals
+    assert [key for key, _ in ops if key[:2] != b"m/"] == [b"late", b"b0", b"b1"]
+    rig.log.commit()
+    assert await asyncio.gather(late, *again) == [b"late", b"b0", b"b1"]
+    assert waits(rig) == []
+
+
+@on_loop
+async def test_whoever_does_not_come_back_is_not_waited_for_long() -> None:
+    rig = make(batch_max=64)
+    _, late = await one_in_line(rig)
+    assert waits(rig) == [pytest.approx(0.0015)]
+    rig.spawner.fire()
+    await settle()
+    rig.log.commit()
+    assert await late == b"late"
+    second = rig.put(b"second")  # those of the record before it did not come, either
+    await settle()
+    assert len(rig.log.proposals) == 1
+    rig.log.commit()
+    assert await second == b"second"
+
+
+@on_loop
+async def test_a_clock_that_stands_still_holds_nobody_up() -> None:
+    rig = make(batch_max=64)
+    _, late = await one_in_line(rig)
+    rig.clock[0] -= 1.0
+    rig.spawner.fire()
+    await settle()
+    assert len(rig.log.proposals) == 1
+    rig.log.commit()
+    assert await late == b"late"
+
+
+@on_loop
+async def test_who_waits_for_others_hears_that_leadership_has_ended() -> None:
+    rig = make(batch_max=64)
+    _, late = await one_in_line(rig)
+    rig.log.where = "elsewhere"
+    rig.coalescer.depose()
+    assert isinstance(await outcome(late), NotLeaderError)
+    assert waits(rig) == []
+
+
+@on_loop
+async def test_a_shard_that_fails_lets_nobody_wait_for_others() -> None:
+    rig = make(batch_max=64)
+    _, late = await one_in_line(rig)
+    rig.coalescer.fail(OSError("the disk is gone"))
+    assert isinstance(await outcome(late), StoragePoisonedError)
+    assert waits(rig) == []
+
+
+@on_loop
+async def test_what_makes_a_record_full_waits_for_nobody() -> None:
+    rig = make(batch_max=64)
+    await one_in_line(rig)
+    group = rig.coalescer.begin(GROUP_BYTES_MAX)
+    group.ops.append((b"large", b""))
+    await settle()
+    assert rig.log.proposals
+    assert waits(rig) == []
+
+
+@on_loop
+async def test_who_comes_with_those_answered_is_held_up_by_none_that_is_missing() -> None:
+    rig = make(batch_max=2)  # several groups: 20 of them are waited for, and 18 come
+    await rig.lead()
+    first = [rig.put(b"a%d" % at) for at in range(20)]
+    await settle()
+    late = rig.put(b"late")
+    rig.clock[0] += 0.002
+    rig.log.commit(10)
+    await asyncio.gather(*first)
+    await settle()
+    assert rig.log.proposals == []
+    again = [rig.put(b"b%d" % at) for at in range(18)]
+    await settle()
+    assert len(rig.log.proposals) == 9  # the tenth has room, and waits for an answer as ever
+    assert waits(rig) == []
+    rig.log.commit(9)
+    await late
+    await settle()
+    rig.spawner.fire()
+    await settle()
+    rig.log.commit()
+    assert await again[-1] == b"b17"
+
+
+@on_loop
+async def test_a_close_does_not_lose_who_waits_for_others() -> None:
+    rig = make(batch_max=64)
+    _, late = await one_in_line(rig)
+    closing = asyncio.ensure_future(rig.coalescer.drain())
+    await settle()
+    for timer in rig.spawner.timers:
+        if not timer.is_over and timer.delay_s < 0.1:  # the others are bounds of the close
+            timer.fire()
+    await settle()
+    rig.log.commit(len(rig.log.proposals))
+    assert await late == b"late"
+    await closing
