@@ -3,9 +3,9 @@
 A group is sealed and *proposed* at the end of its tick, stays in the overlay while the log has it,
 and is written, with ``m/applied``, when its entry comes back committed. While one is on the way the
 next stays open, however many ticks that takes: a round trip is what submissions are merged over,
-as over an fsync elsewhere. The answer has it sealed and proposed, at the end of its turn, so those
-whom it woke are in it. A group that is full is proposed at once, behind what is on the way; none is
-committed in the call that filled it.
+as over an fsync elsewhere. The answer has it sealed and proposed, once most of those whom it woke
+are in it (see ``linger``). A group that is full is proposed at once, behind what is on the way;
+none is committed in the call that filled it.
 
 Three roles (see ``shard_status``):
 
