@@ -119,16 +119,33 @@ class Wishes:
         self._check_placed("start the node, and it gets its copies by itself")
         await self._log.stay(node)
 
+    async def _remembered(self) -> set[str]:
+        """Nodes of which there is something in the log beside their members."""
+        return {
+            *(name for one in await self._log.placements() for name in one.copies),
+            *(one.node for one in await self._log.departures()),
+            *(one.node for one in await self._log.checkpoints()),
+        }
+
     async def forget(self, node: str) -> None:
         """A node has ended and will not come back: its copies and its checkpoint do not count.
 
         Raises:
-            UsageError: it lives, or it has the only copy of a shard.
+            UsageError: it lives, or it has the only copy of a shard, or nothing in the log is of a
+                node with this name.
         """
-        if any(one.node == node for one in await self._log.members()):
+        live = {one.node for one in await self._log.members()}
+        if node in live:
             raise UsageError(
                 f"node {node!r} is there, or was a moment ago: stop it first; 'lodeq cluster "
                 "remove' lets a live one give its copies away"
+            )
+        gone = await self._remembered() - live
+        if node not in gone:
+            raise UsageError(
+                f"no node {node!r} is remembered, or it is forgotten already: nodes that have "
+                f"ended and can be forgotten are {', '.join(sorted(gone)) or 'none'}; live are "
+                f"{', '.join(sorted(live)) or 'none'}"
             )
         if not self._copies:
             await self._log.forget(node)

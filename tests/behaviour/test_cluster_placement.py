@@ -193,6 +193,19 @@ async def test_a_dead_node_is_forgotten(three):
     assert set(cluster.held()) == {*"abc"}
 
 
+async def test_a_node_that_nobody_remembers_is_not_forgotten(three):
+    cluster = three
+    await cluster.open("d")
+    await cluster.until_at_rest()
+    cluster.crash("d")
+    await cluster.until(lambda: not cluster.log.service.sessions_of("d"))
+    found = await cluster.outcome(cluster.nodes["a"].replicator.wishes.forget("x"))
+    assert isinstance(found, UsageError), found
+    assert "no node 'x' is remembered" in str(found)
+    assert "can be forgotten are d; live are a, b, c" in str(found)
+    assert not cluster.log.service.departures()
+
+
 @pytest.mark.parametrize("is_balanced", [True, False])
 async def test_a_forgotten_node_that_comes_back_gets_its_share(three, is_balanced):
     """Whether the balancer had seen meanwhile that it has nothing any more, or not."""

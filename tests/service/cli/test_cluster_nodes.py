@@ -20,6 +20,7 @@ from lodeq.engine.runtime.current_loop import current_spawner
 from lodeq.replication.checkpoints import Checkpoints
 from lodeq.replication.memory.log import MemoryLog
 from lodeq.replication.options import LogOptions
+from lodeq.replication.port import Checkpoint
 from lodeq.replication.replicator import LogReplicator
 from lodeq.repository.api.view import view_of
 from lodeq.service.cli.app import lodeq as command
@@ -286,13 +287,13 @@ async def test_copies_are_looked_at_and_what_cannot_be_is_said(tmp_path):
         for words, said in (
             (("remove", url), "0 nodes would be left for copies=1"),
             (("forget", url, "n1"), "stop it first"),
+            (("forget", url, "n2"), "can be forgotten are none; live are n1"),
             (("move", url, 0, "--to", "n2"), "every node has a copy of shard 0"),
             (("move", url, 1, "--to", "n2"), "the nodes that can are n1"),
             (("move", url, 7, "--to", "n1"), "there is no shard 7"),
             (("move", url, 1), "Missing option"),
         ):
             assert said in await typed("cluster", *words, code=2)
-        assert await typed("cluster", "forget", url, "n2") == "node n2 is forgotten\n"
         assert "node n1 gets its share" in await typed("cluster", "add", url)
         there = await typed("cluster", "move", url, 1, "--to", "n1")
         assert there == "shard 1 is on node n1\n"
@@ -304,7 +305,16 @@ async def test_without_a_number_of_copies_nothing_is_placed(tmp_path):
         assert "copies on" not in await typed("cluster", "status", url)
         for words in (("remove", url), ("add", url), ("move", url, 1, "--to", "n1")):
             assert "every node has a copy of every shard" in await typed("cluster", *words, code=2)
+
+
+@pytest.mark.slow
+async def test_a_node_that_left_a_checkpoint_is_forgotten_once(tmp_path):
+    async with node(tmp_path / "n1") as (url, engine):
+        layer = view_of(engine).replicator
+        await layer.publish(Checkpoint("n2", "unix:///n2", "digest", (0, 0)))
         assert await typed("cluster", "forget", url, "n2") == "node n2 is forgotten\n"
+        said = await typed("cluster", "forget", url, "n2", code=2)
+        assert "no node 'n2' is remembered, or it is forgotten already" in said
 
 
 @pytest.mark.slow
