@@ -273,4 +273,4 @@ class KnowsWhy(Protocol):
         """Why this replica cannot lead ``shard``, for ``NotLeaderError``; None: it could."""
 
     def failures(self) -> Sequence[str]:
-        """What keeps this replica from following its log, for ``Engine.health``; empty: nothing."""
+        """Why this replica cannot follow its log, or lead, for ``Engine.health``; empty: it can."""

@@ -64,7 +64,14 @@ from .port import (
 from .probe import Connector, Probe
 from .record import LEVEL
 from .replica_note import ReplicaNote, read_note, write_note
-from .report import member_of, problems_of, status_of
+from .report import (
+    failures_of,
+    member_of,
+    no_session,
+    problems_of,
+    session_key,
+    status_of,
+)
 from .shard_replica import Role, ShardReplica
 from .status import ClusterStatus
 from .upkeep import Upkeep
@@ -358,10 +365,7 @@ class LogReplicator:
 
     def failures(self) -> tuple[str, ...]:
         """See ``KnowsWhy.failures``."""
-        if self._node is not None and self._node.stopped is not None:
-            return (str(self._node.stopped),)
-        found = (shard.problem for shard in self._shards)
-        return tuple(dict.fromkeys(problem for problem in found if problem is not None))
+        return () if self._node is None else failures_of(self._node, self._shards)
 
     def propose(self, shard: int, commit_seq: int, ops: tuple[Op, ...], done: Done) -> None:
         """See ``Replicator.propose``.
@@ -393,7 +397,7 @@ class LogReplicator:
 
     async def _keep_session(self, group: int) -> None:
         node, options, log = self._at, self.options, self._at.groups[group]
-        name = f"name-{group}"
+        name = session_key(group)
         refused_at: float | None = None
         while not node.is_closing and node.stopped is None:
             try:
@@ -418,8 +422,7 @@ class LogReplicator:
                 return
             except LodeqError as error:
                 refused_at = None  # who is refused without a break has another one before it
-                which = f"group {group} of the log" if len(node.groups) > 1 else "the log"
-                node.problems[name] = f"no session with {which}, so it leads nothing there: {error}"
+                node.problems[name] = f"{no_session(node, group)}: {error}"
                 await node.waiting.pause(options.retry_s)
                 continue
             refused_at = None

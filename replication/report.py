@@ -15,7 +15,14 @@ from .port import NO_COPY, Member
 from .shard_replica import Role, ShardReplica
 from .status import ClusterStatus, ShardStatus
 
-__all__ = ["member_of", "problems_of", "status_of"]
+__all__ = [
+    "failures_of",
+    "member_of",
+    "no_session",
+    "problems_of",
+    "session_key",
+    "status_of",
+]
 
 _SHOWN_MAX: Final = 20  # shards in one message
 
@@ -70,8 +77,31 @@ def problems_of(node: Node, shards: Sequence[ShardReplica], copies: int) -> tupl
         shards: all of them, by index.
         copies: that each shard is to have; 0: one on every node.
     """
-    node.check_clock()
     found = dict.fromkeys(node.problems.values())
+    found |= dict.fromkeys(failures_of(node, shards))
+    if short := _short_of_copies(node, shards, copies):
+        found[
+            f"shards {', '.join(map(str, short[:_SHOWN_MAX]))}: fewer live copies than they "
+            "should have: copies are being made, or too few nodes are there"
+        ] = None
+    return tuple(found)
+
+
+def failures_of(node: Node, shards: Sequence[ShardReplica]) -> tuple[str, ...]:
+    """List those problems that keep this node from its own work; empty: it does it.
+
+    Args:
+        node: who says it.
+        shards: all of them, by index.
+    """
+    if node.stopped is not None:
+        return (str(node.stopped),)
+    found: dict[str, None] = {}
+    for group in range(0 if node.is_closing else len(node.groups)):
+        if not node.has_session(group):
+            found[node.problems.get(session_key(group)) or no_session(node, group)] = None
+    if not node.check_clock():
+        found[node.problems["clock"]] = None
     for shard in shards:
         if shard.problem is not None:
             found[shard.problem] = None
@@ -81,12 +111,18 @@ def problems_of(node: Node, shards: Sequence[ShardReplica], copies: int) -> tupl
                 f"{shard.behind_floor}, and this replica has {shard.delivered}: close the "
                 "store and open it again, which restores a checkpoint"
             ] = None
-    if short := _short_of_copies(node, shards, copies):
-        found[
-            f"shards {', '.join(map(str, short[:_SHOWN_MAX]))}: fewer live copies than they "
-            "should have: copies are being made, or too few nodes are there"
-        ] = None
     return tuple(found)
+
+
+def session_key(group: int) -> str:
+    """Where a node notes why it has no session in a group of the log."""
+    return f"name-{group}"
+
+
+def no_session(node: Node, group: int) -> str:
+    """Say that a node has no session in a group of the log."""
+    which = f"group {group} of the log" if len(node.groups) > 1 else "the log"
+    return f"no session with {which}, so it leads nothing there"
 
 
 def _short_of_copies(node: Node, shards: Sequence[ShardReplica], copies: int) -> list[int]:

@@ -1037,6 +1037,8 @@ class Engine:
     async def health(self) -> Health:
         """``ok``, or the reasons why not: poisoned, stalled, disk low, anomalies, reaper late.
 
+        Of a replica also whatever keeps it from following its log, or from leading: no session.
+
         Durability: reads a reserved key of every shard. Cancellation: changes nothing.
         """
         self._state.check()

@@ -229,6 +229,7 @@ async def test_a_follower_behind_the_floor_says_so(three):
     cluster.heal()
     await cluster.until(lambda: b.replicator.status().shards[0].behind_floor)
     assert "behind the floor" in b.replicator.problems()[0]
+    assert "behind the floor" in (await b.engine.health()).reasons[0]
     assert cluster.leader() is leader
 
 

@@ -162,6 +162,32 @@ async def test_a_node_says_that_its_log_does_not_answer(three):
     await cluster.until(lambda: not any(node.replicator.problems() for node in nodes))
 
 
+async def test_health_says_that_the_log_does_not_answer(three):
+    cluster, *_ = three
+    cluster.network.has_quorum = False
+    await cluster.pass_time(3 * TTL_S)
+    for node in cluster.nodes.values():
+        (reason,) = (await node.engine.health()).reasons
+        assert reason.startswith("no session with the log, so it leads nothing there: the log has")
+
+
+async def test_health_says_that_a_session_is_over_before_the_log_was_asked_for_another(three):
+    cluster, leader, _ = three
+    cluster.network.has_quorum = False
+    await cluster.until(lambda: not leader.replicator.status().session_s)
+    (reason,) = (await leader.engine.health()).reasons
+    assert reason.startswith("no session with the log, so it leads nothing there")
+
+
+async def test_health_is_ok_again_once_the_log_answers(three):
+    cluster, leader, _ = three
+    cluster.network.has_quorum = False
+    await cluster.pass_time(3 * TTL_S)
+    cluster.network.has_quorum = True
+    await cluster.until(lambda: leader.replicator.status().session_s > 0)
+    assert (await leader.engine.health()).ok
+
+
 async def test_a_node_that_its_log_refuses_for_a_while_goes_on(three, monkeypatch):
     """An operator changes a role or a password: nobody has to be started again for that."""
     cluster, leader, (b, _) = three
@@ -301,6 +327,7 @@ async def test_a_node_whose_clock_is_off_does_not_campaign(three):
     await cluster.until_led()
     assert cluster.leader() is not leader
     assert "clock" in leader.replicator.problems()[0]
+    assert "clock" in (await leader.engine.health()).reasons[0]
 
 
 async def test_close_is_over_within_a_second_even_while_being_elected(clock):

@@ -109,6 +109,16 @@ async def test_a_node_that_is_cut_off_from_one_group_loses_the_shards_of_that_on
         await cluster.until_equal()
 
 
+async def test_health_names_the_group_that_a_node_has_no_session_with(clock):
+    async with GroupCluster(clock) as cluster:
+        a, _ = await cluster.open_all("a", "b")
+        cluster.network_2.splits.add("a")
+        await cluster.pass_time(9)
+        (reason,) = (await a.engine.health()).reasons
+        assert reason.startswith("no session with group 1 of the log, so it leads nothing there")
+        cluster.network_2.splits.clear()
+
+
 async def test_room_is_looked_after_without_one_group(clock, monkeypatch):
     async with GroupCluster(clock) as cluster:
         a, _ = await cluster.open_all("a", "b")

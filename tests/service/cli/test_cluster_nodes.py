@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import anyio
+import httpx
 import pytest
 from click.testing import CliRunner
 from support_etcd import until
@@ -305,6 +306,15 @@ async def test_without_a_number_of_copies_nothing_is_placed(tmp_path):
         assert "copies on" not in await typed("cluster", "status", url)
         for words in (("remove", url), ("add", url), ("move", url, 1, "--to", "n1")):
             assert "every node has a copy of every shard" in await typed("cluster", *words, code=2)
+
+
+async def test_a_node_without_a_session_lives_and_is_not_well(tmp_path):
+    async with node(tmp_path / "n1") as (url, engine):
+        view_of(engine).replicator._at.joined.clear()
+        link = httpx.AsyncHTTPTransport(uds=url.removeprefix("unix://"))
+        async with httpx.AsyncClient(transport=link, base_url="http://lodeq") as client:
+            answer = await client.get("/v1/health")
+    assert (answer.status_code, answer.json()["ok"]) == (200, False)
 
 
 @pytest.mark.slow
