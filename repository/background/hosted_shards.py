@@ -8,6 +8,8 @@ the one, whoever comes later the other. One call is at work at a time, and a clo
   its rows. If anything of that fails the stub is back, and the folder is left as it is.
 - *unhost* has the shard follow, and puts the stub in its place. Who waited is answered by then, or
   by the log, for which ``ReplicatedCoalescer.drain`` waits. Then the store is synced and closed.
+  If anything of that fails the shard is *leaving* until another call has seen it through: its store
+  may be open still, so nobody may open it again, or remove its folder.
   Somebody may still be at a walk through it, begun before: from now on its reads are refused with
   ``NotLeaderError``, as by the stub.
 """
@@ -67,6 +69,7 @@ class HostedShards:
         self._open_files = open_files
         self._is_here = is_here
         self._is_gone = is_gone
+        self._leaving: dict[int, Shard] = {}  # a stub is in their place, their stores may be open
         self._lock: Lock | None = None
 
     def _one_at_a_time(self) -> Lock:
@@ -84,6 +87,8 @@ class HostedShards:
             self._check_open()
             if not self._state.shards[shard].is_stub:
                 return
+            await self._see_off(shard)
+            self._check_open()
             one = await self._open(shard)
             here: Shard | None = None
             try:
@@ -106,6 +111,7 @@ class HostedShards:
                 self._is_here(here)
                 await self._leadership.count(shard)
             except BaseException:
+                self._leaving[shard] = here
                 await await_shielded(partial(self._let_go, here))
                 raise
             self._opened.recoveries += one.recoveries
@@ -114,16 +120,22 @@ class HostedShards:
         """See ``Replica.unhost``."""
         async with self._one_at_a_time():
             self._check_open()
-            if self._state.shards[shard].is_stub:
-                return
-            cancelled = await await_shielded(partial(self._let_go, self._state.shards[shard]))
-            if cancelled is not None:
-                raise cancelled
+            if not self._state.shards[shard].is_stub:
+                self._leaving[shard] = self._state.shards[shard]
+            await self._see_off(shard)
 
     async def finish(self) -> None:
         """Wait for what is under way; the engine is being closed, and nothing begins any more."""
         async with self._one_at_a_time():
             pass
+
+    async def _see_off(self, shard: int) -> None:
+        """Let a shard go that is leaving; there may be none."""
+        leaving = self._leaving.get(shard)
+        if leaving is not None:
+            cancelled = await await_shielded(partial(self._let_go, leaving))
+            if cancelled is not None:
+                raise cancelled
 
     async def _open(self, shard: int) -> OpenShard:
         make = partial(open_hosted, self._opened, shard, rng=self._rng)
@@ -144,7 +156,10 @@ class HostedShards:
         state.hosted = [one for one in state.shards if not one.is_stub]
 
     async def _let_go(self, shard: Shard) -> None:
-        """Put a stub in the place of a shard, and close it. Called again if it was cancelled."""
+        """Put a stub in the place of a shard, and close it.
+
+        Called again if it was cancelled, or has failed.
+        """
         state, coalescer = self._state, shard.coalescer
         if not isinstance(coalescer, ReplicatedCoalescer):
             raise InvariantError(f"shard {shard.index} is none of a replica")
@@ -164,6 +179,7 @@ class HostedShards:
         if shard.watermark is not None:
             shard.watermark.close()
         self._opened.shards[:] = [one for one in self._opened.shards if one.index != shard.index]
+        self._leaving.pop(shard.index, None)
 
     def _answer_waits(self, stub: Shard) -> None:
         """Results of its tasks arrive here no more: answer who waits for one."""

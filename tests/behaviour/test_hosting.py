@@ -360,6 +360,40 @@ async def test_a_shard_that_fails_or_stalls_can_be_let_go_and_come_back(halves):
     await sound(a)
 
 
+def drain_fails_once(shard, monkeypatch):
+    drain = shard.coalescer.drain
+
+    async def fail():
+        monkeypatch.setattr(shard.coalescer, "drain", drain)
+        raise OSError("the disk failed")
+
+    monkeypatch.setattr(shard.coalescer, "drain", fail)
+
+
+async def test_a_shard_that_could_not_be_let_go_is_closed_by_the_next_call(halves, monkeypatch):
+    """That one met the stub and returned, and the folder of an open store was removed."""
+    cluster, a, _ = halves
+    shard = a._state.shards[1]
+    drain_fails_once(shard, monkeypatch)
+    with pytest.raises(OSError, match="the disk failed"):
+        await cluster.nodes["a"].unhost(1)
+    await cluster.nodes["a"].unhost(1)
+    with pytest.raises(NotLeaderError, match="shard 1"):
+        shard.store.get(b"k")
+
+
+async def test_a_shard_that_could_not_be_let_go_is_closed_before_it_comes_again(
+    halves, monkeypatch
+):
+    cluster, a, _ = halves
+    shard = a._state.shards[1]
+    drain_fails_once(shard, monkeypatch)
+    with pytest.raises(OSError, match="the disk failed"):
+        await cluster.nodes["a"].unhost(1)
+    await cluster.nodes["a"].host(1)
+    assert [one.index for one in a._runtime.opened.shards] == [0, 1]
+
+
 async def test_a_walk_that_began_before_ends_with_an_answer(halves, clock):
     cluster, a, _ = halves
     mail = a.queue("mail")
