@@ -2,6 +2,8 @@
 
 A checkpoint lies in ``<path>.checkpoints/<wall ms>/``. The newest ``KEPT`` stay, and of older ones
 at most ``READ_MAX`` that somebody is fetching: that were asked for in the last ``READ_S`` seconds.
+Where the log gave no answer to a publication, nobody knows if it has it. So it is asked before the
+next checkpoint is taken; what it has is kept, and so is the last one that it may have yet.
 Files are hard links where the file system has them, so a checkpoint costs little until the store
 has moved on.
 """
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -18,7 +20,7 @@ from ..engine.files.paths import fsync_dir
 from ..engine.recovery.checkpoint import read_manifest
 from ..engine.runtime.clock import Clock
 from ..engine.runtime.event_loop import Spawner
-from ..errors import BusyError, LodeqError, UsageError
+from ..errors import BusyError, ClosedError, LodeqError, UsageError
 from .bootstrap import manifest_digest
 from .port import NO_COPY, Checkpoint, LogUnavailableError
 from .replica_note import read_note, write_note
@@ -82,7 +84,8 @@ class Checkpoints:
         self._last: Checkpoint | None = None
         self._took_s = 0.0
         self._has_tried = False
-        self._unsure: str | None = None  # folder of one of which nobody knows if it was published
+        # By folder, the oldest first: those of which nobody knows if they were published.
+        self._unsure: dict[str, Checkpoint] = {}
 
     async def run(self, every_s: float) -> None:
         """Take one every so many seconds, until cancelled. What fails is tried again next time.
@@ -118,7 +121,9 @@ class Checkpoints:
             raise BusyError("a checkpoint is being taken already: ask again when it is there")
         self._is_taking = self._has_tried = True
         began, folder = self._waiting.clock.mono(), ""
+        found: Checkpoint | None = None
         try:
+            await self._look_up()
             positions = tuple(one.applied for one in self._replicator.status().shards)
             now_ms = self._waiting.clock.wall_us() // 1000
             folder = os.path.join(self.folder, f"{now_ms:015}")
@@ -135,24 +140,35 @@ class Checkpoints:
             found = Checkpoint(self._node, self._url, digest, positions, now_ms)
             self._by_digest[digest] = folder
             await self._replicator.publish(found)
-            self._last, self._unsure = found, None
+            self._last = found
+            self._unsure.clear()
             await self._waiting.spawner.run_in_thread(self._forget_old)
         except (LodeqError, OSError) as error:
-            leave = partial(self._leave, folder, is_unsure=isinstance(error, LogUnavailableError))
-            await self._waiting.spawner.run_in_thread(leave)
+            if found is not None and isinstance(error, LogUnavailableError | ClosedError):
+                self._unsure[folder] = found
+            elif folder:
+                await self._waiting.spawner.run_in_thread(partial(_remove, [folder]))
             raise
         finally:
             self._took_s = self._waiting.clock.mono() - began
             self._is_taking = False
         return found
 
-    def _leave(self, folder: str, *, is_unsure: bool) -> None:
-        """Keep one that may have been published until the next such one; no other. Blocks."""
-        gone = self._unsure if is_unsure else folder
-        if is_unsure:
-            self._unsure = folder
-        if gone:
-            shutil.rmtree(gone, ignore_errors=True)
+    async def _look_up(self) -> None:
+        """Ask the log which of the unsure ones it has, and remove those that it will not have.
+
+        The last one stays: it may be on its way. Raises as the log does, before one more is made.
+        """
+        if not self._unsure:
+            return
+        named = await self._replicator.own_checkpoint()
+        if named in self._unsure.values():
+            self._last = named
+        *older, _ = self._unsure
+        gone = [folder for folder in older if self._unsure[folder] != named]
+        await self._waiting.spawner.run_in_thread(partial(_remove, gone))
+        for folder in gone:
+            del self._unsure[folder]
 
     def files(self, digest: str) -> list[CheckpointFile]:
         """The files of a checkpoint, which is kept for a while from now on. Blocks.
@@ -221,6 +237,11 @@ def _names(folder: str) -> list[str]:
         return sorted(name for name in os.listdir(folder) if name.isdecimal())
     except FileNotFoundError:
         return []
+
+
+def _remove(folders: Sequence[str]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _copy_note(root: str, folder: str) -> None:

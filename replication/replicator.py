@@ -636,6 +636,11 @@ class LogReplicator:
         """Tell the others of a checkpoint of this node."""
         await self.log.publish(checkpoint)
 
+    async def own_checkpoint(self) -> Checkpoint | None:
+        """The checkpoint of this node that the log names; None: there is none."""
+        found = (one for one in await self.log.checkpoints() if one.node == self._name)
+        return next(found, None)
+
     # -- looking -----------------------------------------------------------------------
 
     def problems(self) -> tuple[str, ...]:

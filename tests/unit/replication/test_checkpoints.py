@@ -27,6 +27,7 @@ class Layer:
 
     def __init__(self) -> None:
         self.is_away = False
+        self.loses = ""  # "requests" or "answers" of publications
         self.published = []
 
     def status(self):
@@ -36,9 +37,15 @@ class Layer:
         return True
 
     async def publish(self, checkpoint) -> None:
+        if not self.is_away and self.loses != "requests":
+            self.published.append(checkpoint)
+        if self.is_away or self.loses:
+            raise LogUnavailableError("nobody answers")
+
+    async def own_checkpoint(self):
         if self.is_away:
             raise LogUnavailableError("nobody answers")
-        self.published.append(checkpoint)
+        return self.published[-1] if self.published else None
 
 
 @pytest.fixture
@@ -64,18 +71,62 @@ async def node(tmp_path):
     return checkpoints, layer, clock, taken
 
 
-async def test_checkpoints_that_cannot_be_published_do_not_pile_up(node):
-    checkpoints, layer, clock, taken = node
-    published = await checkpoints.take()
-    layer.is_away = True
-    for _ in range(5):
+async def fails(checkpoints, clock, times: int) -> None:
+    """Take so many checkpoints that are not published, as far as anybody knows."""
+    for _ in range(times):
         clock.jump(1.0)
         with pytest.raises(LodeqError):
             await checkpoints.take()
-    assert len(taken) == 6
-    left = [published.created_ms, clock.wall_us() // 1000]  # the last one may be in the log
+
+
+async def test_while_the_log_does_not_answer_one_checkpoint_is_taken_for_nothing(node):
+    checkpoints, layer, clock, taken = node
+    await checkpoints.take()
+    layer.is_away = True
+    await fails(checkpoints, clock, 5)
+    assert sorted(map(os.path.basename, taken)) == sorted(os.listdir(checkpoints.folder))
+    assert len(taken) == 2
+
+
+async def test_checkpoints_whose_publication_is_lost_do_not_pile_up(node):
+    checkpoints, layer, clock, _ = node
+    published = await checkpoints.take()
+    layer.loses = "requests"
+    await fails(checkpoints, clock, 5)
+    now_ms = clock.wall_us() // 1000
+    left = [published.created_ms, now_ms - 1000, now_ms]  # the log is asked about one late
     assert sorted(map(int, os.listdir(checkpoints.folder))) == left
-    layer.is_away = False
+
+
+async def test_the_one_that_was_published_without_an_answer_is_kept(node):
+    """It was removed for a later one that the log never had: nobody could start from this node."""
+    checkpoints, layer, clock, _ = node
+    layer.loses = "answers"
+    await fails(checkpoints, clock, 1)
+    layer.loses = "requests"
+    await fails(checkpoints, clock, 5)
+    assert layer.published[-1].created_ms in map(int, os.listdir(checkpoints.folder))
+
+
+async def test_the_one_that_was_published_without_an_answer_is_the_last_one(node, monkeypatch):
+    checkpoints, layer, clock, _ = node
+    looked_at = []
+    monkeypatch.setattr(layer, "lacks_checkpoint", looked_at.append)
+    layer.loses = "answers"
+    await fails(checkpoints, clock, 1)
+    layer.loses = "requests"
+    await fails(checkpoints, clock, 1)
+    running = asyncio.ensure_future(checkpoints.run(600.0))
+    await until(lambda: clock.jump(LOOK_S) or looked_at)
+    running.cancel()
+    assert looked_at[0] == layer.published[-1]
+
+
+async def test_after_one_that_is_published_as_many_are_left_as_are_kept(node):
+    checkpoints, layer, clock, _ = node
+    layer.loses = "requests"
+    await fails(checkpoints, clock, 3)
+    layer.loses = ""
     for _ in range(3):
         clock.jump(1.0)
         await checkpoints.take()
@@ -97,7 +148,7 @@ async def test_one_that_was_not_finished_is_removed(node, monkeypatch):
 
 async def test_one_that_cannot_be_published_is_not_taken_anew_at_each_look(node):
     checkpoints, layer, clock, taken = node
-    layer.is_away = True
+    layer.loses = "requests"
     running = asyncio.ensure_future(checkpoints.run(600.0))
     looks = 20
     for _ in range(looks):
