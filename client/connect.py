@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..repository.model.arguments import duration_s
 from ..repository.model.redaction import Redact, Redaction, redaction_of
 from ..repository.model.values import Duration
-from .cluster.address import Processes, is_cluster, processes_of
+from .cluster.address import Processes, absolute_address, is_cluster, processes_of
 
 if TYPE_CHECKING:
     from .cluster.transport import ClusterTransport
@@ -117,4 +117,6 @@ def connect(
     Durability: that of the server's engine. Cancellation: leaves no connection behind.
     """
     timeout_s = duration_s(timeout, "timeout", least=0.001)
+    if isinstance(url, str):  # any other is refused once it is awaited
+        url = absolute_address(url)
     return Connecting(url, token, timeout_s, redaction_of(redact))

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from ...errors import UsageError
+from ..transport.socket_path import absolute_url
 
 __all__ = [
     "NODES_MAX",
     "SCHEME",
     "Processes",
+    "absolute_address",
     "identity_of",
     "is_cluster",
     "node_addresses",
@@ -58,8 +60,16 @@ def is_cluster(url: object) -> bool:
 def node_url(text: str) -> str:
     """The address of one node, as ``lodeq.connect`` takes it; ``HOST:PORT`` means the link."""
     if text[:5].lower() == "unix:":
-        return f"unix://{text[5:].removeprefix('//')}"
+        return absolute_url(f"unix://{text[5:].removeprefix('//')}")
     return text if "://" in text else f"tcp://{text}"
+
+
+def absolute_address(url: str) -> str:
+    """The address of a server or a cluster as it is meant now, wherever the process goes later."""
+    if not is_cluster(url):
+        return absolute_url(url)
+    names = url[len(SCHEME) :].split(",")
+    return SCHEME + ",".join(absolute_url(name) for name in names)
 
 
 def node_addresses(url: str) -> list[str]:

@@ -47,6 +47,7 @@ try:
     from .http_connection import Address, Answer, HttpConnection, LostError
     from .line import Lane, Line, SyncLine, delays
     from .shared_link import SharedLink
+    from .socket_path import absolute_url
     from .target import FramedTarget, GivenUp
     from .upload import Upload
 except ImportError as exc:
@@ -80,6 +81,7 @@ class Target:
     ) -> None:
         if not isinstance(url, str):
             raise UsageError(f"an address is a str, not {type(url).__name__}")
+        url = absolute_url(url)
         self.uds: str | None = None
         if url[:5].lower() == "unix:":
             # Not parsed as a URL: a file's name may contain ``?`` or ``#``.

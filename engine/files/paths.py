@@ -45,6 +45,7 @@ __all__ = [
     "NOT_COPIED",
     "SHARDS_MAX",
     "Layout",
+    "absolute_path",
     "accepted_path",
     "ballast_path",
     "before_path",
@@ -162,6 +163,17 @@ def normal_path(path: str | os.PathLike[str]) -> str:
     except (TypeError, ValueError, OSError) as exc:
         raise StorePathError(f"not a path for a store: {path!r} ({exc})") from exc
     return whole
+
+
+def absolute_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The path as it is meant now, for whoever uses it later, when the process may be elsewhere.
+
+    One that cannot be a store's stays as it is: whoever uses it refuses it.
+    """
+    try:
+        return normal_path(path)
+    except StorePathError:
+        return path
 
 
 def lock_path(root: str) -> str:

@@ -176,13 +176,18 @@ def _size(text: str) -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
+def _file(text: str) -> Path:
+    """A file that is read at every login: where it is now, wherever the process goes later."""
+    return Path(text).absolute()
+
+
 _OPTIONS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "ttl": ("ttl_s", _seconds),
-    "ca": ("ca", Path),
-    "cert": ("cert", Path),
-    "key": ("key", Path),
+    "ca": ("ca", _file),
+    "cert": ("cert", _file),
+    "key": ("key", _file),
     "user": ("user", str),
-    "password-file": ("password_file", Path),
+    "password-file": ("password_file", _file),
     "quota": ("quota_bytes", _size),
     "group": ("groups", _endpoints),
     "copies": ("copies", _copies),

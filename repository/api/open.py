@@ -19,7 +19,7 @@ from typing import Any, Literal
 from ...coalescer.hosting import Hosting
 from ...coalescer.replicator import Replicator
 from ...coalescer.shard_status import READ_ONLY
-from ...engine.files.paths import normal_path
+from ...engine.files.paths import absolute_path, normal_path
 from ...engine.files.served_note import with_address
 from ...engine.records.compression import Compressor
 from ...engine.records.keyspace import check_name
@@ -230,6 +230,7 @@ def open_engine(
     redaction = redaction_of(redact)
     compressor = Compressor(compression)
     the_rng = rng if rng is not None else SystemRng()
+    path = absolute_path(path)
     make_server = load_server(path, serve)
 
     def open_now() -> OpenStore:

@@ -43,6 +43,13 @@ class Serve:
     grace: float = 5.0
     routes: Callable[[Any], Sequence[Any]] | None = None
 
+    def __post_init__(self) -> None:
+        # Files are those of the folder in which they are named, whenever the server starts.
+        for name in ("tokens", "checkpoints"):
+            path = getattr(self, name)
+            if isinstance(path, str | os.PathLike) and os.fspath(path):
+                object.__setattr__(self, name, os.path.abspath(path))
+
 
 ServeAs = bool | str | os.PathLike[str] | Serve | None
 

@@ -13,7 +13,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ... import sync
+from ...client.cluster.address import absolute_address
 from ...client.connect import connect
+from ...engine.files.paths import absolute_path
 from ...errors import LockedError, UsageError
 from ...repository.api.open import open_engine
 from ...repository.api.serve_options import Serve, ServeAs
@@ -54,7 +56,7 @@ class StoreBinding:
                 "join=True needs serve=: a process that joins may become the owner, and then has "
                 "to serve the others"
             )
-        self.store = store
+        self._store = _as_meant_now(store)
         self._serve = serve
         self._is_joining = is_joining
         self._open_options = open_options
@@ -63,6 +65,15 @@ class StoreBinding:
         self._blocking: Any = None  # the store of ``with app:``, or of the first blocking call
         self._blocking_pid = 0
         self._opening = Lock()
+
+    @property
+    def store(self) -> Store:
+        """A folder, an address, or what makes a store; relative paths are made absolute."""
+        return self._store
+
+    @store.setter
+    def store(self, store: Store) -> None:
+        self._store = _as_meant_now(store)
 
     def use_token(self, token: str | None) -> None:
         """Connect to a service with this token, unless the app names one itself."""
@@ -205,6 +216,13 @@ class StoreBinding:
             finally:
                 self._bound = None
                 self.forget()
+
+
+def _as_meant_now(store: Store) -> Store:
+    """The store, wherever the process goes before it is opened, or opened again."""
+    if isinstance(store, str) and "://" in store:
+        return absolute_address(store)
+    return absolute_path(store) if isinstance(store, str | os.PathLike) else store
 
 
 def _check_no_loop() -> None:
