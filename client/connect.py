@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,7 @@ def _transport(url: str, token: str | None, timeout_s: float) -> Transport | Clu
         from .cluster.target import ClusterTarget  # noqa: PLC0415 - only for those who use it
         from .cluster.transport import ClusterTransport  # noqa: PLC0415
 
-        return ClusterTransport(ClusterTarget(url, token, timeout_s))
+        return ClusterTransport(ClusterTarget(url, token, timeout_s, pid=os.getpid()))
     from .transport.transport import Target, Transport  # noqa: PLC0415 - an extra
 
     return Transport(Target(url, token, timeout_s))

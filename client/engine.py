@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -31,6 +32,7 @@ class RemoteEngine(RemoteCalls):
     def __init__(self, transport: Transport | ClusterTransport, session: Session) -> None:
         super().__init__(transport, session)
         self._sync: SyncRemoteEngine | None = None
+        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return f"<RemoteEngine {self._transport.target.url} shards={self.shards} {self.durability}>"
@@ -52,10 +54,13 @@ class RemoteEngine(RemoteCalls):
     async def close(self) -> None:
         """Close the connections. The server and its engine go on; so do leases, until they end.
 
-        Claims that still wait for their answer are taken back first.
+        Claims that still wait for their answer are taken back first. In a forked child nothing is
+        done: they and the connections are its parent's.
 
         Durability: nothing to do. Cancellation: closes all the same.
         """
+        if self._pid != os.getpid():
+            return
         await self._claims.close()
         try:
             if self._sync is not None:  # in a thread of its own: it may wait for the server

@@ -27,7 +27,10 @@ class ClusterTarget:
             them (docs/how-to/many-cores.md); None: they are a cluster.
     """
 
-    def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
+    def __init__(
+        self, url: str, token: str | None, timeout_s: float, *, pid: int | None = None
+    ) -> None:
+        self.pid = pid  # of the process whose event loop connects; None: any
         self.url = url
         self.front: str | None = None
         self.token = token
@@ -45,7 +48,7 @@ class ClusterTarget:
             connect_s: seconds until it is where it does not even say hello.
         """
         least_s = min(self.timeout_s, timeout_s or self.timeout_s)
-        return Target(url, self.token, least_s, connect_s=connect_s)
+        return Target(url, self.token, least_s, connect_s=connect_s, pid=self.pid)
 
 
 class Patience:

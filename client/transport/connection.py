@@ -27,6 +27,7 @@ from .entries import (
     read_welcome,
     turned_away,
 )
+from .forks import FORKED, cut, watch_forks
 from .layout import (
     HANDLES_MAX,
     NONCE_BYTES,
@@ -93,6 +94,18 @@ class FramedConnection(asyncio.Protocol):
         self._asking: asyncio.Task[None] | None = None
         looks_s = timeout_s / _SWEEPS
         self._look_s = looks_s if is_given_up is None else min(looks_s, SILENCE_S / 4)
+        watch_forks(self)
+
+    def forked(self) -> None:
+        """In a forked child: nothing is sent or read by it."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            cut(transport.get_extra_info("socket"))
+        waiting = list(self._pending.values())
+        self.lose(ClosedError(FORKED))
+        for future in waiting:
+            if not future.cancelled():
+                future.exception()  # nobody may ever ask for it here
 
     async def open(self, target: FramedTarget) -> None:
         """Connect and say hello.

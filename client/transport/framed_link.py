@@ -109,6 +109,11 @@ class FramedLink:
                 continue  # it was closing: nothing was done
         raise self.target.closing()
 
+    def forked(self) -> None:
+        """In a forked child: no call opens or uses a connection."""
+        self._is_closed = True
+        self._connection = self._opening = None
+
     async def aclose(self) -> None:
         """Close the connection. Whoever waits for an answer gets ``ClosedError``."""
         self._is_closed = True

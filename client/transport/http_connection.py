@@ -12,6 +12,8 @@ from typing import Final, NamedTuple, cast
 
 import httptools
 
+from .forks import FORKED, cut, watch_forks
+
 __all__ = ["Address", "Answer", "HttpConnection", "LostError"]
 
 _UNSENT_BYTES: Final = 4 << 20
@@ -63,6 +65,17 @@ class HttpConnection(asyncio.Protocol):
         self._unsent_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._begin()
+        watch_forks(self)
+
+    def forked(self) -> None:
+        """In a forked child: nothing is sent or read by it."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            cut(transport.get_extra_info("socket"))
+        self.is_open = False
+        if self._asked is not None and not self._asked.done():
+            self._asked.set_exception(LostError(FORKED))
+            self._asked.exception()  # nobody may ever ask for it here
 
     def _begin(self) -> None:
         self._ends_with_stream = True  # unless a header says otherwise

@@ -30,6 +30,7 @@ from .entries import (
     read_answer,
 )
 from .exchange import FramedExchange, Roles, Slot
+from .forks import cut, watch_forks
 from .layout import FrameSizeError, Op
 from .target import SILENCE_S, TRIES, FramedTarget, GivenUp
 
@@ -61,6 +62,13 @@ class SharedConnection:
         self._stream: anyio.abc.ByteStream | None = None
         self._roles = Roles(self._exchange)
         self._is_retired = False
+        watch_forks(self)
+
+    def forked(self) -> None:
+        """In a forked child: nothing is sent or read by it."""
+        self._exchange.is_open = False
+        if self._stream is not None:
+            cut(_raw_of(self._stream))
 
     async def open(self) -> None:
         """Connect and say hello. Raises as ``FramedConnection.open``."""
@@ -387,6 +395,12 @@ class SharedLink:
                     raise
                 self._connection = found
             return found
+
+    def forked(self) -> None:
+        """In a forked child: no call opens or uses a connection."""
+        self._is_closed = True
+        self._connection = None
+        self._retired.clear()
 
     async def _retire(self) -> None:
         """Replace the connection. The server may still answer what it has begun there."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from math import inf
@@ -42,7 +43,7 @@ try:
     from ..fast_calls import FastCalls
     from .blocking_link import SyncFramedLink
     from .entries import NotSpokenError, TooLargeError
-    from .forks import watch_forks
+    from .forks import FORKED, watch_forks
     from .framed_link import FramedLink
     from .http_connection import Address, Answer, HttpConnection, LostError
     from .line import Lane, Line, SyncLine, delays
@@ -77,7 +78,13 @@ class Target:
     """A server's address and token, and the requests made for it."""
 
     def __init__(
-        self, url: str, token: str | None, timeout_s: float, *, connect_s: float = inf
+        self,
+        url: str,
+        token: str | None,
+        timeout_s: float,
+        *,
+        connect_s: float = inf,
+        pid: int | None = None,
     ) -> None:
         if not isinstance(url, str):
             raise UsageError(f"an address is a str, not {type(url).__name__}")
@@ -101,6 +108,7 @@ class Target:
         self.url = url
         self.timeout_s = timeout_s
         self.connect_s = connect_s  # over the link, hello included
+        self.pid = pid  # of the process whose event loop connects; None: any
         self.headers = {"accept": FORM.content_type, "user-agent": "lodeq"}
         if token is not None:
             is_text = isinstance(token, str) and token.isascii() and token.isprintable()
@@ -293,7 +301,7 @@ class Transport:
         self._by_httpx: httpx.AsyncBaseTransport | None = transport
         self._pending: set[CancelScope] = set()
         self._lines = {lane: Line(lane, target.timeout_s) for lane in Lane}
-        self._is_closed = False
+        self._is_closed = self._is_forked = False
         framed = target.framed if transport is None else None
         self._framed: FramedLink | SharedLink | None = None
         if framed is not None:
@@ -301,6 +309,20 @@ class Transport:
                 self._framed = FramedLink(framed, is_given_up)
             else:
                 self._framed = SharedLink(framed, is_given_up)
+        watch_forks(self)
+        if target.pid not in (None, os.getpid()):
+            self.forked()
+
+    def forked(self) -> None:
+        """In a forked child: it is closed for good, and nothing in it is touched any more."""
+        self._is_closed = self._is_forked = True
+        self._idle.clear()
+        if self._framed is not None:
+            self._framed.forked()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(FORKED if self._is_forked else CLOSED)
 
     def fast_calls(self, session: Session) -> FastCalls | None:
         """The short way for the calls a queue lives by; None where only HTTP is spoken."""
@@ -316,8 +338,7 @@ class Transport:
 
         Cancellation: the server notices, and the tasks of a claim go back to their queues.
         """
-        if self._is_closed:
-            raise ClosedError(CLOSED)
+        self._check_open()
         with CancelScope() as scope:
             self._pending.add(scope)
             try:
@@ -343,8 +364,7 @@ class Transport:
 
         Cancellation: the server notices; until all is sent nothing has happened.
         """
-        if self._is_closed:
-            raise ClosedError(CLOSED)
+        self._check_open()
         with CancelScope() as scope:
             self._pending.add(scope)
             try:
@@ -448,6 +468,7 @@ class Transport:
         raise InvariantError("the last try neither returned nor raised")
 
     async def _ask(self, call: Call) -> Answer:
+        self._check_open()
         if self._by_httpx is None and not _is_on_asyncio():
             self._by_httpx = httpx.AsyncHTTPTransport(**self.target.transport_options())
         if self._by_httpx is not None:
@@ -482,6 +503,8 @@ class Transport:
 
     async def aclose(self) -> None:
         """Close the connections. Whoever waits for an answer gets ``ClosedError``."""
+        if self._is_forked:
+            return
         self._is_closed = True
         for scope in list(self._pending):
             scope.cancel()

@@ -1,4 +1,7 @@
-"""A blocking client in a forked child: it and its parent go on, each on a connection of its own."""
+"""Clients in a forked child.
+
+A blocking one and its parent go on, each on a connection of its own. An async one is its parent's.
+"""
 
 import subprocess
 import sys
@@ -49,20 +52,93 @@ print("held")
 """
 
 
+ASYNC = """
+import os, sys
+import anyio
+import lodeq
+
+async def calls(engine):
+    try:
+        await engine.queue("mail").enqueue("child")
+    except lodeq.ClosedError as error:
+        assert "connect anew" in str(error)
+        return
+    raise AssertionError("it was sent")
+
+async def closes(engine):
+    await engine.close()
+
+async def blocks(engine):
+    engine.sync.queue("other").enqueue("child")
+
+async def goes_on(engine):
+    for _ in range(1000):  # its copy of the loop would read what the parent waits for
+        try:
+            await anyio.sleep(0)
+        except BaseException:
+            return
+
+async def main():
+    async with lodeq.connect(sys.argv[1]) as engine, lodeq.connect(sys.argv[1]) as other:
+        mail, leases = engine.queue("mail"), []
+        await mail.enqueue("before")
+        await (await mail.claim())[0].complete()
+
+        async def claim():
+            leases.extend(await mail.claim(wait=60))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(claim)
+            while not engine._claims._ids:
+                await anyio.sleep(0)
+            child = os.fork()
+            if not child:
+                code = 1
+                try:
+                    await globals()[sys.argv[3]](engine)
+                    code = 0
+                finally:
+                    os._exit(code)
+            assert os.waitpid(child, 0)[1] == 0
+            await other.queue("mail").enqueue("x")
+        await leases[0].heartbeat()
+        await leases[0].complete()
+    print("held")
+
+anyio.run(main, backend=sys.argv[2])
+"""
+
+
 @pytest.mark.parametrize(
     ("script", "told"),
     [(SENDS, "before child child parent parent"), (CLAIMS, "held")],
     ids=["both send", "the child closes it while the parent claims"],
 )
 def test_a_client_goes_on_in_a_forked_child_and_in_its_parent(tmp_path, script, told):
+    assert outcome(tmp_path, script) == told
+
+
+@pytest.mark.parametrize("child", ["calls", "closes", "blocks", "goes_on"])
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_async_client_is_its_parents_whatever_a_forked_child_does(tmp_path, backend, child):
+    assert outcome(tmp_path, ASYNC, backend, child) == "held"
+
+
+def test_the_client_of_a_cluster_is_its_parents(tmp_path):
+    assert outcome(tmp_path, ASYNC, "asyncio", "calls", scheme="lodeq://") == "held"
+
+
+def outcome(tmp_path, script, *arguments, scheme=""):
+    """What a script prints that has a server, and ends well."""
     with socket_path() as path, processes(tmp_path, f"unix://{path}") as crew:
         server = crew.start("server", "serve", tmp_path / "store", "--uds", path)
         assert "serving" in server.line()
         ran = subprocess.run(
-            [sys.executable, "-c", script, crew.store],
+            [sys.executable, "-c", script, f"{scheme}{crew.store}", *arguments],
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
-        assert (ran.stdout.strip(), ran.returncode) == (told, 0), ran.stderr
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout.strip()
