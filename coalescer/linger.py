@@ -8,7 +8,7 @@ twice as many. So a record waits a little for most of those whom the last one an
 That is paid by whoever is in line, so it has bounds. The wait is shorter than an append takes: of
 callers who come at a steady rate, and would have come anyway, fewer come meanwhile than an append
 answers, and mostly it ends in vain. After such an end the next record does not wait, after further
-ones the next 4, 16 and 64; each time it was worth it halves that. A lone caller is never held up.
+ones the next 2, 4 … 64; each time it was worth it halves that. A lone caller is never held up.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Linger:
         self._until = 0.0
         self._left_at = 0.0
         self._wait_s = 0.0
+        self._has_waited = False
         self._skipped = 0  # so many records are yet to leave without
         self._skip_next = 0
 
@@ -59,6 +60,7 @@ class Linger:
         now = self._mono()
         if not self.goal or now >= self._until:
             self.goal = float(self.came)
+            self._has_waited = False
             self._until = now + self._wait_s
         self.goal += BACK_SHARE * submissions
 
@@ -68,15 +70,18 @@ class Linger:
             return 0.0
         if self.came >= self.goal:
             self.goal = 0.0
-            self._skip_next //= 2
+            if self._has_waited:
+                self._skip_next //= 2
             return 0.0
         wait_s = self._until - self._mono()
         if wait_s <= 0:
             self.give_up()
             return 0.0
+        self._has_waited = True
         return wait_s
 
     def give_up(self) -> None:
         """They have not come: do without, for longer each time."""
         self.goal = 0.0
-        self._skipped = self._skip_next = min(SKIPPED_MAX, 4 * self._skip_next or 1)
+        self._skip_next = min(SKIPPED_MAX, 2 * self._skip_next or 1)
+        self._skipped = 1 + self._skip_next  # the one that has waited leaves first

@@ -90,7 +90,7 @@ def waits(world: World, records: int, answers: int, meanwhile: int) -> list[bool
 
 def test_in_vain_it_waits_ever_more_rarely(world: World) -> None:
     waited = waits(world, 64, 10, meanwhile=2)
-    assert [at for at, one in enumerate(waited) if one] == [0, 1, 5, 21]
+    assert [at for at, one in enumerate(waited) if one] == [0, 2, 5, 10, 19, 36]
 
 
 def test_it_never_gives_up_for_good(world: World) -> None:
@@ -99,20 +99,39 @@ def test_it_never_gives_up_for_good(world: World) -> None:
     assert sum(waited) == 2
 
 
-def test_once_it_is_worth_it_again_it_waits_more_often(world: World) -> None:
-    waits(world, 64, 10, meanwhile=2)
-    waited = 0
+def test_once_it_is_worth_it_again_it_waits_each_time(world: World) -> None:
+    waits(world, 37, 10, meanwhile=2)
+    waited = []
     for _ in range(200):
         world.append(0.002, answers=10)
-        if world.linger.wait_s():
-            waited += 1
-            world.linger.came += 10
+        waited.append(world.linger.wait_s() > 0)
+        world.linger.came += 10
+        world.linger.wait_s()
+    assert waited == [False] * 32 + [True] * 168
+
+
+def test_after_waits_that_were_worth_it_one_in_vain_costs_little(world: World) -> None:
+    waits(world, 64, 10, meanwhile=2)
+    for _ in range(200):
+        world.append(0.002, answers=10)
+        world.linger.wait_s()
+        world.linger.came += 10
+        world.linger.wait_s()
+    assert waits(world, 4, 10, meanwhile=2) == [True, False, True, False]
+
+
+def test_who_is_back_at_once_says_nothing_of_waits(world: World) -> None:
+    """One that comes when nobody is in line has not been waited for."""
+    waits(world, 37, 10, meanwhile=2)
+    for _ in range(200):
+        world.append(0.002, answers=1)
+        world.linger.came += 1
         assert world.linger.wait_s() == 0
-    assert waited > 150  # of 200
+    assert waits(world, 66, 10, meanwhile=2) == [True] + [False] * 64 + [True]
 
 
-@pytest.mark.parametrize("each_append", [1, 2, 3, 8, 10, 30, 100])
-def test_new_callers_at_a_steady_rate_are_hardly_held_up(world: World, each_append: int) -> None:
+@pytest.mark.parametrize("each_append", [0.3, 1, 2, 3, 8, 10, 30, 100])
+def test_new_callers_at_a_steady_rate_are_hardly_held_up(world: World, each_append: float) -> None:
     """They are nobody's return: three quarters of an append bring fewer than it answers."""
     random, took_s = Random(each_append), 0.002
     next_at, records, waited_s = world.now, 5000, 0.0
@@ -125,12 +144,20 @@ def test_new_callers_at_a_steady_rate_are_hardly_held_up(world: World, each_appe
             next_at += random.expovariate(each_append / took_s)
         return came
 
-    in_line = 0
+    answers, in_line = 0, arrive(next_at + 1e-9)
     for _ in range(records):
-        answers, in_line = in_line, arrive(world.now + took_s)
-        world.append(took_s, answers, in_line)
+        world.linger.left()
+        world.now += took_s
+        answers, in_line = in_line, arrive(world.now)
+        world.linger.came += in_line
+        world.linger.entered()
+        world.linger.answered(answers)
+        if not in_line:  # the next record leaves with the first who comes
+            world.now = next_at
+            in_line = arrive(next_at + 1e-9)
+            world.linger.came += in_line
         began = world.now
-        while in_line and (wait_s := world.linger.wait_s()):
+        while wait_s := world.linger.wait_s():
             world.now += min(wait_s, took_s / 100)
             came = arrive(world.now)
             in_line += came
