@@ -119,7 +119,7 @@ class TaskFilter:
         given = self.state
         if given is not None and not isinstance(given, str | list | tuple | set | frozenset):
             raise UsageError(f"state must be a str or a list of them, not {type(given).__name__}")
-        for state in self.states:
+        for state in (given,) if isinstance(given, str) else given or ():
             if state not in FILTER_STATES:
                 raise UsageError(f"state {state!r} is not one of {', '.join(FILTER_STATES)}")
         for name in ("function", "reason", "id_prefix", "text"):
@@ -164,15 +164,13 @@ class TaskFilter:
 
     @property
     def states(self) -> tuple[str, ...]:
-        """The states that are meant, in the order in which they are searched."""
+        """The states that are meant, each once, in the order in which they are searched."""
         given = self.state
         if given is None:
             return FILTER_STATES if self.is_of_any_end else ("dead", *FINAL)
         if isinstance(given, str):
             return (given,)
-        return tuple(
-            sorted(given, key=lambda s: FILTER_STATES.index(s) if s in FILTER_STATES else 0)
-        )
+        return tuple(state for state in FILTER_STATES if state in given)
 
     @property
     def is_of_any_end(self) -> bool:

@@ -130,6 +130,11 @@ async def test_failed_mails_are_found_by_their_domain_and_put_back(engine):
     assert await engine.count(ended) == lodeq.FoundCount(3, is_exact=True)
 
 
+async def test_a_state_that_is_named_twice_is_searched_once(engine):
+    await fill(engine)
+    assert await engine.count(TaskFilter(state=["ready", "ready"])) == lodeq.FoundCount(16, True)
+
+
 async def test_by_the_beginning_of_an_id(engine):
     (first, *_) = await fill(engine)
     (found,) = await engine.find(TaskFilter(id_prefix=str(first)[:34].upper()))
