@@ -32,6 +32,7 @@ from ..repository.model.arguments import (
     check_progress,
     check_redrive_policy,
     check_retry,
+    check_unicode,
     check_worker,
     duration_s,
     length_s,
@@ -734,6 +735,7 @@ def history(
     for name, one in given.items():
         if one is not None and not isinstance(one, str):
             raise UsageError(f"{name} must be a str or None, not {type(one).__name__}")
+        check_unicode(name, one or "")
     query = {name: one for name, one in given.items() if one is not None}
     return engine_call("/history")._replace(query=query)
 

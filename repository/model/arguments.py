@@ -46,6 +46,7 @@ __all__ = [
     "check_redrive_policy",
     "check_retry",
     "check_tenant",
+    "check_unicode",
     "check_worker",
     "duration_s",
     "is_plain",
@@ -163,13 +164,21 @@ def check_worker(worker: object) -> bytes:
 
 def shard_key_bytes(key: object, what: str) -> bytes:
     """A dedup or shard key as 1 to 4,096 bytes."""
-    try:
-        raw = key.encode() if isinstance(key, str) else key
-    except UnicodeEncodeError as exc:
-        raise UsageError(f"{what} is not valid Unicode: {exc}") from exc
+    if isinstance(key, str):
+        check_unicode(what, key)
+    raw = key.encode() if isinstance(key, str) else key
     if not isinstance(raw, bytes) or not 1 <= len(raw) <= KEY_BYTES_MAX:
         raise UsageError(f"{what} must be 1 to {KEY_BYTES_MAX} bytes of str or bytes")
     return raw
+
+
+def check_unicode(what: str, *texts: str) -> None:
+    """Refuse text that has no UTF-8: half a surrogate pair, as arguments of commands may have."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise UsageError(f"{what} is not valid Unicode: {exc}") from exc
 
 
 def listed(tasks: Iterable[NewTask]) -> Sequence[NewTask]:

@@ -16,7 +16,7 @@ from ...engine.records.patterns import has_parts
 from ...engine.runtime.ids import is_task_id
 from ...engine.runtime.task_id import TaskId
 from ...errors import UsageError
-from .arguments import duration_s, task_ids
+from .arguments import check_unicode, duration_s, task_ids
 from .preview_arguments import arguments_fit
 from .preview_cuts import is_cut
 from .values import AnyId, Duration, Task
@@ -128,6 +128,7 @@ class TaskFilter:
                 raise UsageError(
                     f"{name} must be a str of 1 to {TEXT_MAX} characters: {value!r:.80}"
                 )
+            check_unicode(name, value or "")
         if not isinstance(self.labels, Mapping) or not all(
             isinstance(part, str) for pair in self.labels.items() for part in pair
         ):
@@ -141,6 +142,8 @@ class TaskFilter:
                 f"arguments must map str to str of at most {TEXT_MAX} characters, "
                 f"not {self.arguments!r:.80}"
             )
+        for name, pairs in (("labels", self.labels), ("arguments", self.arguments)):
+            check_unicode(name, *pairs, *pairs.values())
         for name in self.arguments:
             if not name.isidentifier():
                 raise UsageError(f"arguments: {name!r:.80} cannot be the name of one")

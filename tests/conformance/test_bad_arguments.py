@@ -25,6 +25,12 @@ FILTERS = [
     {"state": {"ready": 1}},
     {"labels": 5},
     {"older_than": "x"},
+    {"function": "\ud800"},
+    {"text": "\ud800"},
+    {"reason": "\ud800"},
+    {"labels": {"\ud800": "7"}},
+    {"labels": {"customer": "\ud800"}},
+    {"arguments": {"to": "\ud800"}},
 ]
 FUNCTIONS = [
     {"name": "\ud800"},
@@ -111,6 +117,12 @@ async def test_lists_that_are_none(engine, given):
         assert "server failed" not in str(caught.value)
     assert (await flow.info()).members == 0
     await lease.complete()
+
+
+@pytest.mark.parametrize("name", ["function", "text", "tenant", "state", "cursor"])
+async def test_a_history_of_what_is_no_unicode(engine, name):
+    with pytest.raises(lodeq.UsageError):
+        await engine.history(**{name: "\ud800"})
 
 
 async def test_acts(engine):

@@ -21,7 +21,7 @@ from ....engine.records.result import HAS_VALUE, ResultRecord, Status, decode_re
 from ....engine.records.result_glance import ANY_TIME, ResultGlance
 from ....engine.runtime.task_id import TaskId
 from ....errors import TaskNotFoundError, UsageError
-from ...model.arguments import moment_us
+from ...model.arguments import check_unicode, moment_us
 from ...model.encoded_tasks import to_datetime
 from ...model.filters import TEXT_MAX, check_start, has_text, start_of
 from ...model.preview_cuts import is_cut
@@ -89,6 +89,8 @@ class HistoryFilter:
             raise UsageError(f"state {state!r} is not one of {known}, or None for all")
         if text is not None and (not isinstance(text, str) or not 0 < len(text) <= TEXT_MAX):
             raise UsageError(f"text must be a str of 1 to {TEXT_MAX} characters: {text!r:.80}")
+        check_unicode("function", function or "")
+        check_unicode("text", text or "")
         self._queue, self._tenant, self._text = queue, tenant, text
         self._function = function
         self._status = HISTORY_STATES[state] if isinstance(state, str) else None
