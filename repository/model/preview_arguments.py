@@ -21,6 +21,10 @@ _QUOTED: Final = r"""'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*\""""
 _VALUE: Final = re.compile(rf"(?:{_QUOTED}|.)*?{_END}", re.DOTALL)  # an end in quotes is none
 _AS_CUT: Final = re.compile(rf".*?{_END}", re.DOTALL)
 _LITERAL: Final = re.compile(_QUOTED, re.DOTALL)
+# The escapes of a literal as Python writes it, and half of one at the end of a text that was cut.
+_ESCAPE: Final = re.compile(
+    r"""\\(?:[\\'"nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|(?:x.?|u.{0,3}|U.{0,7})?\Z)"""
+)
 _ENDS: Final[Mapping[str, str]] = {"[": "]", "(": ")", "{": "}", "'": "'", '"': '"'}
 ANY: Final = "*"
 
@@ -107,10 +111,12 @@ def _shown(value: str) -> _Shown:
 
 
 def _unescaped(text: str) -> str:
-    """The text of a literal; half an escape at its end is left out."""
-    if "\\" not in text:
-        return text
-    return text.encode("latin-1", "backslashreplace").decode("unicode_escape", "ignore")
+    """The text of a literal; half an escape at its end is left out, what is none stays."""
+    return _ESCAPE.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("latin-1", "replace").decode("unicode_escape", "ignore")
 
 
 def _fits(pattern: str, value: _Shown) -> bool | None:

@@ -97,7 +97,8 @@ def test_a_text_in_front_that_was_cut_hides_nothing_behind_it():
 
 
 @pytest.mark.parametrize(
-    "preview", ["", "anything", "to=it's, n=1", "to='", "=3", "to", "to=,", "'to=1, to='2'"]
+    "preview",
+    ["", "anything", "to=it's, n=1", "to='", "=3", "to", "to=,", "'to=1, to='2'", r"to='\d\777'"],
 )
 def test_a_preview_of_another_hand_is_no_error(preview):
     for pattern in ("*", "it's", "'"):
