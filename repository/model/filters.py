@@ -410,8 +410,8 @@ class FoundCount:
 class ActReport:
     """One slice of an act: how many tasks it changed, and how many had changed before it came.
 
-    ``refused``: tasks that could not be acted on, with the reason, at most 100. ``cursor`` is where
-    the next slice begins; None: that was all.
+    ``refused``: tasks that could not be acted on, with the reason; a slice ends where there are 100
+    of them. ``cursor`` is where the next slice begins; None: that was all.
     """
 
     done: int

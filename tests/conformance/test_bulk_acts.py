@@ -313,6 +313,24 @@ async def test_what_a_workflow_still_needs_is_not_deleted(engine):
     assert (await engine.verify()).ok
 
 
+async def test_all_that_are_refused_are_named(engine):
+    queue = engine.queue("mail", max_attempts=1)
+    tasks = [lodeq.NewTask(b"x", dedup_key=f"k{n}") for n in range(130)]
+    dead = {str(one.id) for one in await queue.enqueue_many(tasks)}
+    for lease in await queue.claim(limit=130):
+        await lease.bury("broken")
+    await queue.enqueue_many(tasks[10:])  # they hold the keys of 120
+    done, refused, cursor = 0, set(), None
+    while True:
+        report = await engine.act("redrive", TaskFilter(), cursor=cursor)
+        done, refused = done + report.done, refused | set(report.refused)
+        cursor = report.cursor
+        if cursor is None:
+            break
+    assert (done, len(refused)) == (10, 120)
+    assert refused < dead
+
+
 async def test_all_that_was_found_slice_by_slice(engine):
     await fill(engine)
     meant = TaskFilter(queue="sms", function="f1")

@@ -7,7 +7,7 @@ does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
@@ -174,32 +174,49 @@ async def act(
         "reprioritise": lambda *of: _reprioritise(*of, priority=new or 0),
     }[str(name)]
     search = TaskSearch(state, meant, cursor, "none", n)
-    done = skipped = n_refused = 0
+    done = skipped = 0
     refused: dict[str, str] = {}
     async with aclosing(search.pages()) as pages:
         async for found in pages:
             # One that has moved to its new priority is met again further on.
             page = found if new is None else [one for one in found if one.priority != new]
-            room = n - done - skipped - n_refused
+            room = n - done - skipped - len(refused)
             taken = page[:room]
             if renewals is not None:
                 await renewals.learn(taken)
-            for why, ids in (await _each(state, taken, do)).items():
-                if why is None:
-                    done += len(ids)
-                elif why == _GONE:
-                    skipped += len(ids)
-                else:
-                    n_refused += len(ids)
-                    for one in ids[: max(0, _REFUSED_MAX - len(refused))]:
-                        refused[str(TaskId(one))] = why
-            if taken and len(page) >= room:
-                search.behind(taken[-1])
+            outcomes = await _each(state, taken, do)
+            done += len(outcomes.pop(None, ()))
+            skipped += len(outcomes.pop(_GONE, ()))
+            named = _name_refused(refused, taken, outcomes)
+            if taken and (len(page) >= room or named < len(taken)):
+                search.behind(taken[named - 1])
                 break
-            if search.is_spent:
+            if search.is_spent or len(refused) >= _REFUSED_MAX:
                 break
     at = search.at
     return ActReport(done, skipped, refused, None if at is None else at.text())
+
+
+def _name_refused(
+    refused: dict[str, str], tasks: Sequence[Task], outcomes: Mapping[str | None, Sequence[bytes]]
+) -> int:
+    """Add those that were refused, as many as a report names.
+
+    Returns how many of the tasks are reported so: the next slice meets the others once more, and
+    nothing was done to those of them that were refused.
+
+    Args:
+        refused: of the report: why, by id; there is room for one at least.
+        tasks: of the slice, in its order.
+        outcomes: the refused ones, by why.
+    """
+    whys = {TaskId(one): why for why, ids in outcomes.items() for one in ids}
+    for n, task in enumerate(tasks):
+        if why := whys.get(task.id):
+            if len(refused) >= _REFUSED_MAX:
+                return n
+            refused[str(task.id)] = why
+    return len(tasks)
 
 
 class _Renewals:

@@ -53,7 +53,8 @@ class Run:
     ended_us: int = 0
     done: int = 0
     skipped: int = 0
-    refused: dict[str, str] = field(default_factory=dict)
+    n_refused: int = 0
+    refused: dict[str, str] = field(default_factory=dict)  # the first of them
     is_stopping: bool = False
     task: Any = None  # held, so that it is not collected
 
@@ -65,7 +66,7 @@ class Run:
     @property
     def seen(self) -> int:
         """Tasks that it has come past."""
-        return self.done + self.skipped + len(self.refused)
+        return self.done + self.skipped + self.n_refused
 
     @property
     def share(self) -> float | None:
@@ -177,8 +178,7 @@ class Runs:
             for task_id, why in report.refused.items():
                 if len(run.refused) < REFUSED_MAX:
                     run.refused[task_id] = why
-                else:
-                    run.skipped += 1
+            run.n_refused += len(report.refused)
             cursor = report.cursor
             if cursor is None:
                 run.state = "done"

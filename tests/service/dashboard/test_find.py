@@ -469,6 +469,21 @@ async def test_tasks_that_are_refused_are_named(engine):
         assert "dedup key is held" in page.text
 
 
+async def test_all_that_are_refused_are_counted_and_the_first_are_named(engine, monkeypatch):
+    monkeypatch.setattr(runs_module, "REFUSED_MAX", 2)
+    mail = engine.queue("mail", max_attempts=1)
+    tasks = [lodeq.NewTask(b"x", dedup_key=f"k{n}") for n in range(3)]
+    await mail.enqueue_many(tasks)
+    for lease in await mail.claim(limit=3):
+        await lease.bury("broken")
+    await mail.enqueue_many(tasks)
+    async with browsing(engine) as client:
+        _, path = await confirmed(client, "/find/redrive?queue=mail")
+        page = await ended(client, path)
+        assert [tile(page, "Refused"), tile(page, "Had changed")] == ["3", "0"]
+        assert "The first 2 of them" in page.text
+
+
 # -- elsewhere -----------------------------------------------------------------------------------
 
 
