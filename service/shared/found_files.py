@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 
 from ...errors import UsageError
 from ...repository.model.codec import MSGPACK, CodecBytes, PackedBytes, decode_value
+from ...repository.model.filters import FINAL
 from ...repository.model.json_values import RENDERED, dumps, rendered
 from ...repository.model.values import Task
 
@@ -151,7 +152,7 @@ def _row(task: Task) -> dict[str, Any]:
 def _payload(task: Task) -> dict[str, str | None]:
     """The payload as text; why not, where it cannot be."""
     found: dict[str, str | None] = dict.fromkeys(_PAYLOAD)
-    if task.state not in ("ready", "delayed", "leased", "dead"):
+    if task.state in FINAL:
         return found  # it went with the task
     try:
         value = task.payload

@@ -206,6 +206,15 @@ def test_payloads_are_exported_where_they_are_asked_for(tmp_path, format):
     assert ready[0]["function"] == quoted
 
 
+def test_a_task_that_waits_is_exported_with_its_payload(tmp_path):
+    path = str(tmp_path / "jobs")
+    with lodeq.sync.open(path) as engine:
+        first = engine.queue("mail").enqueue("first")
+        engine.queue("mail").enqueue("second", after=[first.id])
+    (row,) = exported(path, tmp_path, "all.jsonl", "--state", "waiting", "--payload")
+    assert row["payload"] == "second"
+
+
 @pytest.mark.slow
 def test_many_are_exported_in_parts(tmp_path):
     path = str(tmp_path / "jobs")
