@@ -109,8 +109,12 @@ def search_of(query: QueryParams) -> Search:
 
 
 def _listed(query: QueryParams, name: str) -> list[str]:
-    """The values of a field that may be there several times; blank ones are left out."""
-    return [one.strip() for one in query.getlist(name) if one.strip()][: _LABELS_MAX + 1]
+    """The values of a field that may be there several times; blank ones are left out.
+
+    Of ``key=value`` the last one of a key counts, so no page names another.
+    """
+    by_key = {one.partition("=")[0].strip(): one.strip() for one in query.getlist(name)}
+    return [one for one in by_key.values() if one][: _LABELS_MAX + 1]
 
 
 def _pairs(texts: Sequence[str], name: str, form: str) -> dict[str, str]:

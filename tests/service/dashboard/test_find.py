@@ -129,6 +129,13 @@ async def test_every_field_narrows_the_search(engine, mail, query, n):
         assert len(found) == len(set(found)) == n
 
 
+async def test_of_one_label_with_two_values_a_page_names_the_one_that_counts(engine, mail):
+    async with browsing(engine) as client:
+        page = await client.get("/find/redrive?label=customer%3Dc1&label=customer%3Dc2")
+        assert "customer=c2" in page.text
+        assert "customer=c1" not in page.text
+
+
 async def test_the_form_shows_what_was_asked_and_the_rows_what_was_found(engine, mail):
     async with browsing(engine) as client:
         query = "queue=mail&state=dead&label=customer%3Dc1&older_than=0"
