@@ -205,7 +205,7 @@ def _text(schema: Any) -> str:
         return str(_at(schema, 1))[:NAME_CHARS_MAX]
     if form == "one":
         values = f"one of {', '.join(map(repr, schema[2:10]))}"
-        return f"{schema[1]} ({values})" if _at(schema, 1) else values
+        return f"{_at(schema, 1)} ({values})" if _at(schema, 1) else values
     parts = [_text(one) for one in schema[1:]]
     return " | ".join(parts) if form == "or" else f"{form}[{', '.join(parts)}]"
 

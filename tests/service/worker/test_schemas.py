@@ -377,7 +377,9 @@ def test_schemas_give_way_in_a_row_the_longest_first():
 ODD = ["", "x", "[", '{"a":1}', "[]", '["list"]', '["map","int"]', '["newer","x"]', '"newer"', "5"]
 
 
-@pytest.mark.parametrize("schema", [*ODD, '["object"]', '["object","X",5]', '["or"]', '[["x"]]'])
+@pytest.mark.parametrize(
+    "schema", [*ODD, '["object"]', '["object","X",5]', '["or"]', '["one"]', '[["x"]]']
+)
 def test_a_schema_that_is_not_known_says_nothing_wrong(schema):
     one = PublishedFunction("q", "f", parameters=(FunctionParameter("p", schema=schema),))
     for value in (5, "x", [5], {"5": 5}):
