@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["Mismatch", "name_of", "show"]
+__all__ = ["Mismatch", "key_step", "name_of", "show"]
 
 SHOWN: Final = 60  # characters of a value in an error
 
@@ -22,13 +22,20 @@ def show(value: Any) -> str:
     """Return type and value, cut: ``str 'x'``."""
     if value is None:
         return "None"
+    return f"{name_of(type(value))} {_cut_repr(value)}"
+
+
+def key_step(key: Any) -> str:
+    """Return the step to the value of a key, cut: ``['x']``."""
+    return f"[{_cut_repr(key)}]"
+
+
+def _cut_repr(value: Any) -> str:
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001 - a user's own repr may raise anything
         text = "…"
-    if len(text) > SHOWN:
-        text = f"{text[: SHOWN - 1]}…"
-    return f"{name_of(type(value))} {text}"
+    return f"{text[: SHOWN - 1]}…" if len(text) > SHOWN else text
 
 
 class Mismatch(Exception):  # noqa: N818 - caught here, and raised again as a UsageError

@@ -27,7 +27,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from ....engine.runtime.task_id import UUID
-from .mismatch import Mismatch
+from .mismatch import Mismatch, key_step
 
 __all__ = ["SCHEMA_BYTES_MAX", "first_mismatch", "schema_text"]
 
@@ -125,8 +125,8 @@ class _Check:
             # JSON has keys of text alone, so numbers are text there.
             is_number = isinstance(key, str) and key.lstrip("-").isdecimal()
             if not is_number:
-                self.step(f"[{key!r}]", _at(schema, 1), key)
-            self.step(f"[{key!r}]", _at(schema, 2), one)
+                self.step(key_step(key), _at(schema, 1), key)
+            self.step(key_step(key), _at(schema, 2), one)
 
     def one_of(self, schema: list[Any], value: Any) -> None:
         for one in schema[2:]:

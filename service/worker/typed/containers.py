@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ....errors import UsageError
-from ....repository.model.calls.mismatch import Mismatch, name_of, show
+from ....repository.model.calls.mismatch import Mismatch, key_step, name_of, show
 from .shape import Shape
 
 __all__ = ["FixedTuple", "ListShape", "MapShape", "UnionShape", "check_key"]
+
+_NUMBER: Final = re.compile(r"-?\d{1,20}")  # as the key of a map, in JSON
 
 
 class ListShape(Shape):
@@ -182,7 +185,7 @@ class MapShape(Shape):
             return self._key.decode(key)
         except Mismatch:
             # JSON has keys of text alone.
-            if isinstance(key, str) and "int" in self._key.wire and key.lstrip("-").isdecimal():
+            if isinstance(key, str) and "int" in self._key.wire and _NUMBER.fullmatch(key):
                 return self._key.decode(int(key))
             raise
 
@@ -195,7 +198,7 @@ class MapShape(Shape):
                 named = of_key(key)
                 out[named] = of_value(value)
             except Mismatch as error:
-                raise error.below(f"[{key!r}]") from None
+                raise error.below(key_step(key)) from None
             except TypeError:  # not hashable
                 raise Mismatch.expected(f"{self._key.text} as a key", key) from None
         return out

@@ -31,6 +31,7 @@ __all__ = [
 
 INT_LEAST: Final = -(1 << 63)  # msgpack's
 INT_MOST: Final = (1 << 64) - 1
+_LENGTH_S_MAX: Final = timedelta.max // timedelta(seconds=1)
 CARRIED: Final = (int, float, str, bytes, list, tuple, dict, datetime)  # by msgpack, subclasses too
 PLAIN: Final = (bool, int, float, str, bytes, type(None))
 
@@ -225,7 +226,7 @@ class LengthShape(Shape):
             raise Mismatch.expected("timedelta", value)
         whole, rest = divmod(value, timedelta(seconds=1))
         seconds = float(whole) + rest.microseconds / 1e6 if rest else whole
-        if timedelta(seconds=seconds) != value:
+        if abs(seconds) > _LENGTH_S_MAX or timedelta(seconds=seconds) != value:
             raise Mismatch("expected timedelta that seconds as a float carry to the microsecond")
         return seconds
 
