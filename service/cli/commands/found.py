@@ -245,9 +245,13 @@ def _format_of(store: str, out: str) -> str:
     folder = os.path.dirname(os.path.abspath(out))
     if not os.path.isdir(folder):
         raise UsageError(f"there is no folder {folder!r}: make it, or give another --export")
+    _check_free(out)
+    return suffix
+
+
+def _check_free(out: str) -> None:
     if os.path.lexists(out):
         raise UsageError(f"{out!r} exists: give another --export, or move it away")
-    return suffix
 
 
 async def _export(
@@ -266,11 +270,13 @@ async def _export(
 
     async with reading(store) as engine:
         try:
-            with replaced_file(out, suffix=".unfinished") as file, Steps("export", None) as steps:
+            mine = f".{os.getpid()}.unfinished"  # another may export to the same name
+            with replaced_file(out, suffix=mine) as file, Steps("export", None) as steps:
                 tasks = counted(engine, steps)
                 chunks = found_chunks(tasks, suffix, payloads=payloads, group_rows=_GROUP_ROWS)
                 async for chunk in chunks:
                     file.write(chunk)
+                _check_free(out)
         except OSError as exc:
             raise disk_error(exc, out) from exc
     return n

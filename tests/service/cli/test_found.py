@@ -10,6 +10,7 @@ from support_cli import first, objects, run
 
 import lodeq.sync
 from lodeq import FunctionParameter, PublishedFunction
+from lodeq.service.cli.commands import found
 
 
 @pytest.fixture
@@ -237,6 +238,22 @@ def test_a_file_is_whole_or_not_there(store, tmp_path):
     refused = run("find", store, "--export", str(tmp_path / "no" / "found.csv"), code=2)
     assert "there is no folder" in refused.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["found.csv", "jobs"]
+
+
+def test_a_file_that_another_export_has_made_meanwhile_stays(store, tmp_path, monkeypatch):
+    out = tmp_path / "found.csv"
+    real = found.found_chunks
+
+    async def chunks(*args, **options):
+        async for chunk in real(*args, **options):
+            yield chunk
+        (tmp_path / "found.csv.unfinished").write_text("of a third one")
+        out.write_text("mine")
+
+    monkeypatch.setattr(found, "found_chunks", chunks)
+    assert "exists" in run("find", store, "--export", str(out), code=2).stderr
+    names = ["found.csv", "found.csv.unfinished", "jobs"]
+    assert (out.read_text(), sorted(p.name for p in tmp_path.iterdir())) == ("mine", names)
 
 
 @pytest.mark.parametrize(
