@@ -21,13 +21,14 @@ from ...engine.records.keyspace import (
     decode_index_key,
     prefix_end,
 )
+from ...engine.records.lease import DEAD_LEASE
 from ...engine.records.rows import decode_index_row
 from ...engine.records.task import TaskRecord, decode_task
 from ...engine.runtime.task_id import TaskId
 from ...errors import RecordCorruptError
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard, ShardQueue
-from ..state.rows.task_location import STATES
+from ..state.rows.task_location import state_name
 
 __all__ = ["ExportedTask", "UnreadableTask", "scan_tasks"]
 
@@ -38,7 +39,8 @@ class ExportedTask(NamedTuple):
     """A stored task. ``payload``: as given, or as codec or msgpack made it (``kind``).
 
     ``since_us``: when it became ready, was leased or died; ``due_ms``: when a delayed one is due. A
-    leased task is one whose worker is in another process; its attempt is counted.
+    leased task is one whose worker is in another process; its attempt is counted. A dead letter is
+    one whoever works on it.
     """
 
     task_id: TaskId
@@ -81,8 +83,10 @@ def scan_tasks(
         if tenant_queue is not None
         else []
     )
-    for lease in sorted(state.leases.values(), key=lambda lease: lease.leased_us):
-        if lease.shard_queue in shard_queues:
+    leases = [lease for lease in state.leases.values() if lease.shard_queue in shard_queues]
+    leases.sort(key=lambda lease: lease.leased_us)
+    for lease in leases:
+        if not lease.flags & DEAD_LEASE:
             yield _read(
                 lease.shard_queue.shard,
                 lease.task_id,
@@ -98,6 +102,9 @@ def scan_tasks(
             *(_rows(shard_queue, kind) for shard_queue in shard_queues), key=_key
         ):
             yield _row(shard, key, raw)
+    for lease in leases:  # dead letters that somebody works on: they never run by that
+        if dead and lease.flags & DEAD_LEASE:
+            yield _row(lease.shard_queue.shard, lease.key, lease.dead_row)
 
 
 def _key(row: tuple[bytes, bytes, Shard]) -> bytes:
@@ -117,15 +124,15 @@ def _row(shard: Shard, key: bytes, raw: bytes) -> ExportedTask | UnreadableTask:
         at, row = decode_index_key(key), decode_index_row(raw)
     except RecordCorruptError as exc:
         return UnreadableTask(task_id, str(exc))
-    is_dead, is_delayed = at.kind == DEAD, at.kind == DELAYED
+    is_dead, name = at.kind == DEAD, state_name(at.kind, at.at)
     return _read(
         shard,
         task_id,
-        STATES[at.kind],
+        name,
         row.attempts,
         row.reason,
         at.at * 1000 if is_dead else at.seq,
-        at.at if is_delayed else 0,
+        at.at if name == "delayed" else 0,
         0 if is_dead else row.expires_ms,
     )
 

@@ -220,6 +220,10 @@ class _Export:
     def _note_loose(self, task: ExportedTask, *, is_dead: bool) -> None:
         if task.due_ms:
             self._loosen("delayed: LedgerQ would hand them out at once")
+        if task.state == "waiting":
+            self._loosen(
+                "waiting for other tasks, or for their key: they would be handed out at once"
+            )
         if task.task.priority not in PRIORITIES and not is_dead:
             self._loosen("priorities other than 5, 7 and 9: LedgerQ has three")
 

@@ -119,6 +119,33 @@ def test_lines_of_json(tmp_path: Path) -> None:
     assert (lines[-1]["state"], lines[-1]["reason"]) == ("dead", "broken")
 
 
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_dead_letter_that_is_leased_is_none_that_waits(tmp_path: Path, dead: bool) -> None:
+    async def claimed(engine: Engine) -> None:
+        mail = engine.queue("mail")
+        await mail.enqueue(b"x")
+        await (await mail.claim_one()).bury("broken")
+        await mail.claim(dead=True, lease=3600, exported=True)
+
+    in_store(tmp_path / "store", claimed)
+    report = export(tmp_path / "store", tmp_path / "out.jsonl", format="jsonl", dead=dead)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(line["state"], line["reason"]) for line in lines] == [("dead", "broken")] * dead
+    assert report.dead == dead
+
+
+def test_what_waits_for_others_is_said_to_wait(tmp_path: Path) -> None:
+    async def waiting(engine: Engine) -> None:
+        first = await engine.queue("other").enqueue(b"first")
+        await engine.queue("mail").enqueue(b"second", after=[first.id])
+
+    in_store(tmp_path / "store", waiting)
+    export(tmp_path / "store", tmp_path / "out.jsonl", format="jsonl")
+    assert json.loads((tmp_path / "out.jsonl").read_text())["state"] == "waiting"
+    report = export(tmp_path / "store", tmp_path / "out")
+    assert [what.partition(",")[0] for what in report.loosened] == ["waiting for other tasks"]
+
+
 def test_a_rust_queue(tmp_path: Path) -> None:
     in_store(tmp_path / "store", fill)
     report = export(tmp_path / "store", tmp_path / "out", format="rust-queue")
