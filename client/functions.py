@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from ..engine.records.keyspace import check_name
@@ -14,8 +15,10 @@ from ..repository.model.calls.functions import (
     function_doc,
     function_of,
 )
+from ..repository.model.calls.limit_keys import label_of_arguments
 from ..repository.model.calls.previews import preview_of
 from ..repository.model.faces import redacted_labels
+from ..repository.model.redaction import Redaction
 from ..repository.model.workers import WorkerReport, check_report, report_of_worker, worker_doc
 from .calls import FORM, Call, Session
 
@@ -26,6 +29,7 @@ __all__ = [
     "functions",
     "functions_of",
     "publish",
+    "stored_labels",
     "workers",
     "workers_of",
 ]
@@ -71,6 +75,36 @@ def forget_function(session: Session, queue: str, name: str) -> Call:
     return Call("POST", "/functions/forget", doc, is_write=True)
 
 
+def stored_labels(
+    redaction: Redaction,
+    found: Iterable[PublishedFunction],
+    name: str,
+    arguments: object,
+    labels: Mapping[str, str] | None,
+) -> Mapping[str, str] | None:
+    """The labels of a call by name that may be stored, that of its function's limit among them.
+
+    The server would make that one of the arguments, and has no hook of ours. So it is always given:
+    empty where the hook lets nothing pass.
+
+    Args:
+        redaction: the client's.
+        found: the functions of the queue.
+        name: of the function; the server refuses one that is unknown, or what it cannot take.
+        arguments: by name, as they were given.
+        labels: that were given.
+    """
+    limit_by = next((one.limit_by for one in found if one.name == name), ())
+    given, limit = dict(labels or {}), {}
+    if limit_by and limit_by[0] in given:
+        limit = {limit_by[0]: given[limit_by[0]]}
+    elif limit_by and isinstance(arguments, Mapping):
+        with suppress(UsageError):
+            limit = label_of_arguments(name, limit_by, arguments)
+    kept = redacted_labels({**given, **limit}, redaction)
+    return {**dict.fromkeys(limit, ""), **kept} or None
+
+
 def enqueue_function(
     session: Session,
     queue: str,
@@ -85,7 +119,8 @@ def enqueue_function(
         queue: of the function.
         name: of the function.
         arguments: by name.
-        options: those of ``Engine.enqueue_function``; None is left out.
+        options: those of ``Engine.enqueue_function``, labels from ``stored_labels``; None is left
+            out.
     """
     _check(session)
     doc: dict[str, Any] = {"queue": queue, "function": name}
@@ -99,8 +134,6 @@ def enqueue_function(
         if options["preview"] is None:
             options["preview"] = preview_of(arguments or {})
         options["preview"] = redaction(options["preview"])
-        if isinstance(options["labels"], Mapping):
-            options["labels"] = redacted_labels(options["labels"], redaction)
     for option, value in options.items():
         if value is None:
             continue

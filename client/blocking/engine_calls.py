@@ -615,6 +615,10 @@ class SyncRemoteCalls(SyncRemoteRequests):
             preview: arguments for people to read; None makes one of ``arguments``.
             durable: as ``Queue.enqueue``.
         """
+        redaction = self.session.redaction
+        if redaction is not None and isinstance(labels, Mapping | None):
+            found = self.functions(queue)
+            labels = by_name.stored_labels(redaction, found, name, arguments, labels)
         options = {
             "tenant": tenant,
             "priority": priority,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from support_http import ServedOpening
+from support_http import ServedOpening, serving
 
 import lodeq
 import lodeq.testing
@@ -144,6 +144,16 @@ async def test_what_is_not_known_by_name_is_refused(jobs, engine):
     await engine.enqueue_function("others", "other", {"number": None})
     assert await labels(engine, "others") == [{"customer": "9"}, {}]
     assert await labels(engine, "orders") == []
+
+
+@pytest.mark.parametrize("given", [None, {"to": "secret"}], ids=["made", "given"])
+@pytest.mark.parametrize(("hook", "kept"), [(lambda _: "***", "***"), (lambda _: 1 / 0, "")])
+async def test_a_client_with_a_hook_lets_no_label_past_it(jobs, given, hook, kept):
+    async with lodeq.testing.open() as engine, serving(engine) as url:
+        await engine.publish_functions(jobs.app.published())
+        async with lodeq.connect(url, redact=hook) as client:
+            await client.enqueue_function("mail", "send", {"to": "secret"}, labels=given)
+        assert await labels(engine, "mail") == [{"to": kept}]
 
 
 async def test_labels_that_are_none_are_refused_by_name_too(jobs, engine):
