@@ -143,6 +143,10 @@ async def test_filters_by_queue_tenant_and_time(engine, queue):
     assert len(await pages(engine, since=now - hour)) == 3
     assert await pages(engine, since=now + hour) == []
     assert await pages(engine, until=now - hour) == []
+    for oldest_first in (False, True):
+        for second in (-1, 0):
+            until = datetime.fromtimestamp(second, UTC)
+            assert await pages(engine, until=until, oldest_first=oldest_first) == []
     assert len(await pages(engine, until=now + hour)) == 3
 
 

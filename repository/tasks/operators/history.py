@@ -95,14 +95,14 @@ class HistoryFilter:
         self._function = function
         self._status = HISTORY_STATES[state] if isinstance(state, str) else None
         self._since_us = moment_us(since, "since")
-        self._until_us = moment_us(until, "until")
-        if since is not None and until is not None and self._until_us <= self._since_us:
+        self._until_us = None if until is None else moment_us(until, "until")
+        if since is not None and self._until_us is not None and self._until_us <= self._since_us:
             raise UsageError("until must be after since: nothing ended between them")
 
     @property
     def before(self) -> int:
         """Above every id that may match: nothing ends before it is enqueued."""
-        return IDS if not self._until_us else min(IDS, (self._until_us // 1000 + 1) * _MS)
+        return IDS if self._until_us is None else min(IDS, (self._until_us // 1000 + 1) * _MS)
 
     def glance(self) -> ResultGlance:
         """The questions that a record is asked before it is decoded."""
@@ -111,7 +111,10 @@ class HistoryFilter:
             queue=self._queue,
             tenant=self._tenant,
             needles=() if self._function is None else (self._function.encode(),),
-            finished=(self._since_us, self._until_us - 1 if self._until_us else ANY_TIME[1]),
+            finished=(
+                self._since_us,
+                ANY_TIME[1] if self._until_us is None else self._until_us - 1,
+            ),
             text=self._text,
         )
 
@@ -135,7 +138,7 @@ class HistoryFilter:
             and (self._tenant is None or record.tenant == self._tenant)
             and (self._status is None or record.status == self._status)
             and record.finished_us >= self._since_us
-            and (not self._until_us or record.finished_us < self._until_us)
+            and (self._until_us is None or record.finished_us < self._until_us)
             and (self._function is None or unpack_face(record.face).function == self._function)
         )
 
