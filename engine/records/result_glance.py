@@ -78,7 +78,7 @@ class ResultGlance:
         self._needles = tuple(needles)
         self._created, self._finished = created, finished
         self._has_times = created != ANY_TIME or finished != ANY_TIME
-        self._reason = None if reason is None else reason.lower()
+        self._reason = None if reason is None else reason.casefold()
         self._text = None if text is None or _UNSURE in text else text.casefold()
         self._is_plain = self._reason is None and self._text is None
         # Whether a record without the text goes although its preview may have lost it.
@@ -118,7 +118,7 @@ class ResultGlance:
         end = start + n_error
         if self._reason is not None:
             error = raw[start:end].decode("utf-8", "replace")
-            if not has_parts(self._reason, error.lower()):
+            if not has_parts(self._reason, error.casefold()):
                 return False
         if self._text is None:
             return True

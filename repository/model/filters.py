@@ -195,7 +195,7 @@ class TaskFilter:
             and all(task.labels.get(name) == value for name, value in self.labels.items())
             and (self.older_than is None or age >= duration_s(self.older_than, "older_than"))
             and (self.newer_than is None or age <= duration_s(self.newer_than, "newer_than"))
-            and (self.reason is None or has_parts(self.reason.lower(), task.reason.lower()))
+            and (self.reason is None or has_parts(self.reason.casefold(), task.reason.casefold()))
             and (self.id_prefix is None or bytes(task.id).hex().startswith(self.digits))
             and (self.text is None or has_text(self.text, _texts_of(task)))
             and (not self.arguments or arguments_fit(self.arguments, task.preview) is True)

@@ -199,6 +199,14 @@ async def test_a_reason_has_parts_in_their_order(engine):
         assert (await engine.count(TaskFilter(reason=reason))).count == count
 
 
+async def test_a_reason_is_found_in_any_case_of_any_script(engine):
+    queue = engine.queue("mail", max_attempts=1)
+    await queue.enqueue(b"x")
+    await (await queue.claim_one()).bury("straße ΟΔΟΣΑ")
+    for reason in ("STRASSE", "ΟΔΟΣ"):
+        assert (await engine.count(TaskFilter(reason=reason))).count == 1
+
+
 async def test_dead_letters_are_found_by_reason_and_put_back(engine):
     await fill(engine)
     await kill_all(engine, "mail")
