@@ -105,9 +105,10 @@ class Issuer:
                     "verify_iat": False,
                 },
             )
-        except (jwt.PyJWTError, KeyError, ValueError, TypeError, RecursionError):
+            claims["sub"].encode()  # a text with half a surrogate pair names nobody
+        except (jwt.PyJWTError, KeyError, ValueError, TypeError, RecursionError, AttributeError):
             return None
-        return claims if isinstance(claims.get("sub"), str) else None
+        return claims if isinstance(claims["sub"], str) else None
 
     def _key_of(self, kid: object) -> tuple[str, Any]:
         """The key that a token names, or the only one there is."""

@@ -36,13 +36,14 @@ LOOK_S: Final = 1.0  # between two looks whether the file has changed
 RETRY_S: Final = 30.0  # until wrong files are read again that have not changed
 _log: Final = logging.getLogger("lodeq.http")
 
-_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-_Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
+_Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 _Queues = Annotated[
-    list[Annotated[str, Meta(pattern=f"^{PATTERN}$")]], Meta(min_length=1, max_length=PATTERNS_MAX)
+    list[Annotated[str, Meta(pattern=rf"^{PATTERN}\Z")]],
+    Meta(min_length=1, max_length=PATTERNS_MAX),
 ]
 _Tenants = Annotated[
-    list[Annotated[str, Meta(pattern=f"^({PATTERN})?$")]],
+    list[Annotated[str, Meta(pattern=rf"^({PATTERN})?\Z")]],
     Meta(min_length=1, max_length=PATTERNS_MAX),
 ]
 _Identity = tuple[int, ...]
@@ -221,13 +222,13 @@ def read_secret_file(path: str, *, is_public: bool = False) -> bytes:
 def _read(path: str) -> _Reading:
     """Read the tokens of a file, and the keys of its issuer."""
     identity = _identity_of([path])
+    data = read_secret_file(path)
     try:
-        given = tomllib.loads(read_secret_file(path).decode())
-        document = convert(given, _Document)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise UsageError(f"{path} is not TOML: {exc}") from exc
+        document = convert(tomllib.loads(data.decode()), _Document)
     except (ValidationError, RecursionError) as exc:
         raise UsageError(f"{path} is no file of tokens: {exc}: see docs/roles.md") from exc
+    except ValueError as exc:  # also a number of thousands of digits
+        raise UsageError(f"{path} is not TOML: {exc}") from exc
     if not document.token and document.jwt is None:
         raise UsageError(f"{path} has neither a [[token]] nor a [jwt]: see docs/roles.md")
     found: dict[bytes, Access] = {}

@@ -135,6 +135,7 @@ BAD = {
     "no audience": lambda clock: made(clock, aud=None),
     "no issuer": lambda clock: made(clock, iss=None),
     "no end": lambda clock: made(clock, exp=None),
+    "a subject that is no text": lambda clock: made(clock, sub="\ud800"),
     "no subject": lambda clock: made(clock, sub=None),
     "an end that is none": lambda clock: made(clock, exp="tomorrow"),
     "an end beyond all times": lambda clock: made(clock, exp=1 << 60),
