@@ -7,7 +7,9 @@ import pytest
 from support_behaviour import StillClock
 
 import lodeq
+import lodeq.testing
 from lodeq import NewTask, Task, TaskFilter
+from lodeq.testing import ManualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -66,3 +68,47 @@ async def test_what_ended_last_night_is_found_by_when_it_ended(
         hours = {"finished_newer_than": 3600 * 4, "finished_older_than": 3600 * 2}
         report = await engine.act("redrive", TaskFilter(state="dead", **hours))
         assert (report.done, (await engine.get(ended[4][2])).state) == (1, "ready")
+
+
+async def by_bury(engine: lodeq.Engine) -> None:
+    await (await engine.queue("mail").claim_one()).bury("bad")
+
+
+async def by_complete(engine: lodeq.Engine) -> None:
+    await (await engine.queue("mail").claim_one()).complete()
+
+
+async def by_claim(engine: lodeq.Engine) -> None:
+    await engine.queue("mail").claim(lease=7200)
+
+
+AHEAD = {"dead": by_bury, "completed": by_complete, "leased": by_claim}
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("state", AHEAD)
+async def test_what_came_before_the_clock_was_set_back_is_found(state: str, named: bool) -> None:
+    clock = ManualClock()
+    async with lodeq.testing.open(clock=clock) as engine:
+        receipt = await engine.queue("mail").enqueue(b"x")
+        clock.advance(3600)
+        await AHEAD[state](engine)
+        clock.step_wall(-3600)
+        meant = TaskFilter(state=state, ids=[receipt.id] if named else None)
+        assert [task.id for task in await engine.find(meant)] == [receipt.id]
+
+
+async def test_what_died_since_an_act_began_is_not_met_after_the_clock_was_set_back() -> None:
+    clock = ManualClock()
+    async with lodeq.testing.open(clock=clock) as engine:
+        queue = engine.queue("mail", max_attempts=1)
+        await queue.enqueue_many([NewTask(b"1"), NewTask(b"2")])
+        clock.advance(3600)
+        for lease in await queue.claim(limit=2):
+            await lease.bury("bad")
+        clock.step_wall(-3600)
+        report = await engine.act("redrive", TaskFilter(), limit=1)
+        clock.advance(1)
+        await by_bury(engine)
+        report = await engine.act("redrive", TaskFilter(), cursor=report.cursor)
+        assert (report.done, report.cursor) == (1, None)

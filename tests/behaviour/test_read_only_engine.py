@@ -4,16 +4,18 @@ import asyncio
 import os
 import tempfile
 import threading
+from datetime import timedelta
 
 import anyio
 import pytest
 from support_cli import picture
 
 import lodeq
-from lodeq import NewTask, NotLeaderError
+from lodeq import NewTask, NotLeaderError, TaskFilter
 from lodeq.engine.offline.read_only import look_at
 from lodeq.repository.api import read_only
 from lodeq.repository.api.read_only import oldest_lease_age, open_read_only
+from lodeq.testing import ManualClock
 
 pytestmark = pytest.mark.anyio
 CACHE_BYTES = 8 << 20
@@ -163,3 +165,13 @@ async def test_a_cancelled_look_leaves_nothing(tmp_path, monkeypatch):
         group.cancel_scope.cancel()
         may_end.set()
     assert os.listdir(tmp_path / "work") == []
+
+
+@pytest.mark.parametrize("state", ["ready", "delayed"])
+async def test_tasks_of_a_clock_that_was_ahead_are_found(tmp_path, state):
+    clock = ManualClock()
+    clock.step_wall(timedelta(days=3000))
+    async with open_(tmp_path / "s", clock=clock) as engine:
+        await engine.queue("mail").enqueue(b"x", delay=60 if state == "delayed" else None)
+        async with open_read_only(tmp_path / "s") as seen:
+            assert await seen.count(TaskFilter(state=state)) == lodeq.FoundCount(1, is_exact=True)

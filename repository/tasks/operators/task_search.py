@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from datetime import datetime
 from heapq import merge
 from typing import Final
 
@@ -112,6 +113,7 @@ class TaskSearch:
             check_start(at.start, start)
         self.started_us = engine_state.clock.wall_us() if at is None else at.started_us
         # A sequence number is a time; a store opened to be read has drawn none.
+        self._draws = engine_state.seq > 0
         self.seq = max(engine_state.seq, self.started_us) if at is None else at.seq
         self.at: Cursor | None = at
         self.looks = 0  # rows looked at, and tenant queues passed
@@ -270,7 +272,7 @@ class TaskSearch:
         if meant.tenant is not None and task.tenant != meant.tenant:
             return False
         if task.state in FINAL:
-            was_there = task.finished_at is not None and task.finished_at <= self._now
+            was_there = task.finished_at is not None and self._had_ended(task.finished_at)
         else:
             was_there = self._was_there(task.position, task.state)
         return was_there and self._means(task)
@@ -375,10 +377,22 @@ class TaskSearch:
     def _was_there(self, position: bytes, state: str) -> bool:
         """Whether a task was there when the search began."""
         if state in PENDING:
-            return int.from_bytes(position[SEQ_AT:ID_AT], "big") <= self.seq
+            seq = int.from_bytes(position[SEQ_AT:ID_AT], "big")
+            return seq <= self.seq or (not self._draws and self._had_been(seq))
         if state == "leased":
-            return int.from_bytes(position[:8], "big") <= self.started_us
-        return int.from_bytes(position[SEQ_AT:ID_AT], "big") <= self.started_us // 1000  # dead
+            return self._had_been(int.from_bytes(position[:8], "big"))
+        return self._had_been(int.from_bytes(position[SEQ_AT:ID_AT], "big") * 1000)  # dead
+
+    def _had_been(self, at_us: int) -> bool:
+        """Whether a moment was over when the search began.
+
+        One ahead of the clock is of before the clock was set back: nothing has come from there
+        since.
+        """
+        return at_us <= self.started_us or at_us > self._state.clock.wall_us()
+
+    def _had_ended(self, at: datetime) -> bool:
+        return at <= self._now or at > to_datetime(self._state.clock.wall_us())
 
     def _means(self, task: Task) -> bool:
         meant = self._meant
@@ -429,10 +443,12 @@ class TaskSearch:
     def _since_us(self, age: Duration) -> int:
         return self.started_us - int(duration_s(age, "age") * 1e6)
 
-    def _between(self, most: Duration | None, least: Duration | None, last: int) -> tuple[int, int]:
+    def _between(self, most: Duration | None, least: Duration | None) -> tuple[int, int]:
         """The times of these ages, a millisecond wider: what passes is compared once more."""
-        first = ANY_TIME[0] if most is None else self._since_us(most) - 1000
-        return first, last if least is None else min(last, self._since_us(least) + 1000)
+        first, last = ANY_TIME
+        if most is not None:
+            first = self._since_us(most) - 1000
+        return first, last if least is None else self._since_us(least) + 1000
 
     def _glance_at_ended(self, states: list[str]) -> ResultGlance:
         """The questions that a result is asked before it is decoded: most are passed over."""
@@ -442,10 +458,8 @@ class TaskSearch:
             queue=None if meant.queue is None else meant.queue.encode(),
             tenant=self._tenant,
             needles=self._needles,
-            created=self._between(meant.newer_than, meant.older_than, ANY_TIME[1]),
-            finished=self._between(
-                meant.finished_newer_than, meant.finished_older_than, self.started_us
-            ),
+            created=self._between(meant.newer_than, meant.older_than),
+            finished=self._between(meant.finished_newer_than, meant.finished_older_than),
             reason=meant.reason,
             text=meant.text or plain_piece(meant.arguments),
         )
@@ -458,7 +472,7 @@ class TaskSearch:
         if record is None:
             return None
         task = finished_task(key[ROW_ID], record, b"\0" + key[ROW_ID])
-        if task.finished_at is not None and task.finished_at <= self._now and self._means(task):
+        if task.finished_at is not None and self._had_ended(task.finished_at) and self._means(task):
             return task
         self._glance.skips_cut = self.has_cut_previews
         return None
