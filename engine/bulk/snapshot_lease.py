@@ -81,6 +81,8 @@ def release_snapshot(root: str, id: str) -> None:
     gone = path + REMOVING
     try:
         os.rename(path, gone)
+    except FileNotFoundError:
+        raise SnapshotNotFoundError(f"snapshot {id} has just been removed") from None
     except OSError as exc:
         raise disk_error(exc, path) from exc
     shutil.rmtree(gone, ignore_errors=True)  # what is left goes at the engine's next look

@@ -358,6 +358,20 @@ def test_removed_in_the_moment_of_a_pin(root, monkeypatch):
     assert os.listdir(os.path.join(root, "snapshots")) == []
 
 
+def test_of_two_who_remove_one_the_second_hears_that_it_is_gone(root, monkeypatch):
+    made = take(root)
+    real = snapshot_lease.place_of
+
+    def place_of(*args):
+        path = real(*args)
+        shutil.rmtree(path)
+        return path
+
+    monkeypatch.setattr(snapshot_lease, "place_of", place_of)
+    with pytest.raises(SnapshotNotFoundError, match="just been removed"):
+        release_snapshot(root, made.id)
+
+
 def test_a_damaged_lease_counts_as_none(root):
     made = take(root)
     pin_snapshot(root, made.id, NOW_MS + 9000)
