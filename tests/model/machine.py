@@ -450,15 +450,11 @@ class Model(World):
             else TENANT_QUEUES[pick % len(TENANT_QUEUES)]
         )
         states = ("dead", *ENDS) if state is None else (state,)
-        # What ended before the act by the wall clock, which may have stepped back since.
-        dead = {t.spec.n for t in self.ref.of(*tenant_queue, "dead") if t.died <= self.ref.ms}
-        dead = dead if "dead" in states else set()
+        dead = {t.spec.n for t in self.ref.of(*tenant_queue, "dead")} if "dead" in states else set()
         over = {
             n
             for n, r in self.ref.results.items()
-            if (r.spec.queue, r.spec.tenant) == tenant_queue
-            and r.status in set(states) - {"dead"}
-            and r.finished <= self.ref.wall
+            if (r.spec.queue, r.spec.tenant) == tenant_queue and r.status in set(states) - {"dead"}
         }
         if self.unpins(dead, dead | over):
             return
