@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from math import inf
 from typing import Any, Final, cast
 
@@ -102,9 +103,10 @@ class FramedConnection(asyncio.Protocol):
         if transport is not None:
             cut(transport.get_extra_info("socket"))
         waiting = list(self._pending.values())
-        self.lose(ClosedError(FORKED))
+        with suppress(RuntimeError):  # its loop is closed, or another thread's: nobody waits here
+            self.lose(ClosedError(FORKED))
         for future in waiting:
-            if not future.cancelled():
+            if future.done() and not future.cancelled():
                 future.exception()  # nobody may ever ask for it here
 
     async def open(self, target: FramedTarget) -> None:

@@ -54,8 +54,15 @@ def cut(found: _Socket | None) -> None:
 
 
 def _in_child() -> None:
+    """Have all of them let go, whatever one of them raises; Python prints the first of that."""
+    error: Exception | None = None
     for one in list(_watched):
-        one.forked()
+        try:
+            one.forked()
+        except Exception as exc:  # noqa: BLE001 - the others would go on with their parent's
+            error = error or exc
+    if error is not None:
+        raise error
 
 
 os.register_at_fork(after_in_child=_in_child)

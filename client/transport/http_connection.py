@@ -7,6 +7,7 @@ than the request itself does. So a request is written as bytes, and httptools re
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from ssl import SSLContext
 from typing import Final, NamedTuple, cast
 
@@ -74,7 +75,8 @@ class HttpConnection(asyncio.Protocol):
             cut(transport.get_extra_info("socket"))
         self.is_open = False
         if self._asked is not None and not self._asked.done():
-            self._asked.set_exception(LostError(FORKED))
+            with suppress(RuntimeError):  # its loop is closed, or another thread's: nobody waits
+                self._asked.set_exception(LostError(FORKED))
             self._asked.exception()  # nobody may ever ask for it here
 
     def _begin(self) -> None:

@@ -108,6 +108,51 @@ async def main():
 anyio.run(main, backend=sys.argv[2])
 """
 
+# Its loop is closed, with a call on it that has no answer.
+OF_NO_LOOP = """
+import asyncio, os, sys
+import lodeq
+
+async def main():
+    engine = await lodeq.connect(sys.argv[1])
+    claiming = asyncio.ensure_future(engine.queue("mail").claim(wait=60))
+    while not engine._claims._ids:
+        await asyncio.sleep(0)
+    return engine, claiming
+
+loop = asyncio.new_event_loop()
+kept = loop.run_until_complete(main())
+loop.close()
+child = os.fork()
+if not child:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print("held")
+sys.stdout.flush()
+os._exit(0)
+"""
+
+FAILS = """
+import os
+from lodeq.client.transport.forks import watch_forks
+
+class Client:
+    has_let_go = False
+
+    def forked(self):
+        self.has_let_go = True
+        raise RuntimeError("it cannot")
+
+clients = [Client(), Client()]
+for one in clients:
+    watch_forks(one)
+child = os.fork()
+if not child:
+    os._exit(0 if all(one.has_let_go for one in clients) else 1)
+assert os.waitpid(child, 0)[1] == 0
+print("let go")
+"""
+
 
 @pytest.mark.parametrize(
     ("script", "told"),
@@ -128,17 +173,30 @@ def test_the_client_of_a_cluster_is_its_parents(tmp_path):
     assert outcome(tmp_path, ASYNC, "asyncio", "calls", scheme="lodeq://") == "held"
 
 
+def test_a_client_whose_loop_is_closed_lets_a_child_begin_in_silence(tmp_path):
+    assert ran(tmp_path, OF_NO_LOOP).stderr == ""
+
+
+def test_one_that_cannot_let_go_keeps_no_other_from_it(tmp_path):
+    assert outcome(tmp_path, FAILS) == "let go"
+
+
 def outcome(tmp_path, script, *arguments, scheme=""):
     """What a script prints that has a server, and ends well."""
+    return ran(tmp_path, script, *arguments, scheme=scheme).stdout.strip()
+
+
+def ran(tmp_path, script, *arguments, scheme=""):
+    """A script that has a server, and has ended well."""
     with socket_path() as path, processes(tmp_path, f"unix://{path}") as crew:
         server = crew.start("server", "serve", tmp_path / "store", "--uds", path)
         assert "serving" in server.line()
-        ran = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-c", script, f"{scheme}{crew.store}", *arguments],
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
-        assert ran.returncode == 0, ran.stderr
-        return ran.stdout.strip()
+        assert done.returncode == 0, done.stderr
+        return done
