@@ -84,6 +84,16 @@ async def test_a_client_that_connects_later(here, go):
             assert (await client.health()).ok
 
 
+async def test_a_client_whose_socket_has_a_path_that_is_too_long(tmp_path, monkeypatch):
+    deep = tmp_path / ("a" * 60) / ("b" * 60)
+    deep.mkdir(parents=True)
+    async with lodeq.open(tmp_path / "store", serve=True):
+        (deep / "s").symlink_to(tmp_path / "store.sock")
+        monkeypatch.chdir(deep)
+        async with lodeq.connect("unix://s") as client:
+            assert (await client.health()).ok
+
+
 def test_the_socket_of_a_client(here, go):
     target = Target("unix://a.sock", None, 30.0)
     assert target.uds == str(here / "a.sock")
