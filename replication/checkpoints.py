@@ -146,7 +146,7 @@ class Checkpoints:
         except (LodeqError, OSError) as error:
             if found is not None and isinstance(error, LogUnavailableError | ClosedError):
                 self._unsure[folder] = found
-            elif folder:
+            elif folder and (found is None or found is not self._last):
                 await self._waiting.spawner.run_in_thread(partial(_remove, [folder]))
             raise
         finally:

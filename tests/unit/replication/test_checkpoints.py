@@ -1,6 +1,7 @@
 """The checkpoints of a node: few, however often they are taken for nothing."""
 
 import asyncio
+import errno
 import os
 import shutil
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from support_behaviour import StillClock, until
 import lodeq
 from lodeq.engine.runtime.current_loop import current_spawner
 from lodeq.errors import LodeqError
+from lodeq.replication import checkpoints as checkpoints_module
 from lodeq.replication.checkpoints import BETWEEN_S, KEPT, LOOK_S, Checkpoints
 from lodeq.replication.port import LogUnavailableError, SessionLostError
 
@@ -131,6 +133,19 @@ async def test_after_one_that_is_published_as_many_are_left_as_are_kept(node):
         clock.jump(1.0)
         await checkpoints.take()
     assert len(os.listdir(checkpoints.folder)) == KEPT
+
+
+async def test_one_that_was_published_stays_though_old_ones_cannot_be_looked_for(node, monkeypatch):
+    checkpoints, layer, *_ = node
+
+    def fail(folder: str) -> list[str]:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(checkpoints_module, "_names", fail)
+    with pytest.raises(OSError, match="too many open files"):
+        await checkpoints.take()
+    (published,) = layer.published
+    assert [published.created_ms] == list(map(int, os.listdir(checkpoints.folder)))
 
 
 async def test_one_that_was_not_finished_is_removed(node, monkeypatch):
