@@ -345,8 +345,9 @@ class ReplicatedCoalescer(Coalescer):
         return self._proposed > len(self._held)
 
     def _finish(self, group: Group) -> None:
+        has_callers = group.waiters or group.durable_waiters  # local groups and upkeep have none
         super()._finish(group)
-        if self.election is not None:
+        if has_callers and self.election is not None:
             self._linger.answered(group.submissions)
 
     def _lingers(self) -> bool:

@@ -1066,6 +1066,25 @@ async def test_who_is_in_line_waits_for_those_just_answered() -> None:
 
 
 @on_loop
+async def test_a_lone_caller_does_not_wait_for_rows_that_nobody_waited_for() -> None:
+    rig = make(batch_max=64)
+    await rig.lead()
+    first = rig.put(b"a")
+    await settle()
+    rig.clock[0] += 0.002
+    rig.log.commit()
+    await first
+    group = rig.coalescer.begin_local()
+    group.ops.append((b"moved", b""))
+    rig.coalescer.commit_local(group)
+    second = rig.put(b"b")
+    await settle()
+    assert len(rig.log.proposals) == 1
+    rig.log.commit()
+    assert await second == b"b"
+
+
+@on_loop
 async def test_whoever_does_not_come_back_is_not_waited_for_long() -> None:
     rig = make(batch_max=64)
     _, late = await one_in_line(rig)
