@@ -68,8 +68,9 @@ def absolute_address(url: str) -> str:
     """The address of a server or a cluster as it is meant now, wherever the process goes later."""
     if not is_cluster(url):
         return absolute_url(url)
-    names = url[len(SCHEME) :].split(",")
-    return SCHEME + ",".join(absolute_url(name) for name in names)
+    named = [(name, absolute_url(name)) for name in url[len(SCHEME) :].split(",")]
+    # A folder with a comma in its name cannot be in the address of a cluster.
+    return SCHEME + ",".join(name if "," in whole else whole for name, whole in named)
 
 
 def node_addresses(url: str) -> list[str]:

@@ -103,6 +103,16 @@ def test_the_sockets_of_a_cluster(here):
     assert node_addresses("lodeq://unix:a.sock") == [f"unix://{here}/a.sock"]
 
 
+async def test_a_cluster_from_within_a_folder_with_a_comma_in_its_name(tmp_path, monkeypatch):
+    (tmp_path / "a,b").mkdir()
+    monkeypatch.chdir(tmp_path / "a,b")
+    async with (
+        lodeq.open("store", serve=True),
+        lodeq.connect("lodeq://unix:store.sock") as client,
+    ):
+        assert (await client.health()).ok
+
+
 @pytest.mark.parametrize("name", ["tokens", "checkpoints"])
 def test_the_files_of_a_server(here, go, name):
     serve = lodeq.Serve(**{name: "some/file"})
