@@ -14,7 +14,7 @@ import stat
 from collections.abc import Mapping
 from typing import Final
 
-from ...errors import CorruptionError, SnapshotNotFoundError, StorePathError
+from ...errors import CorruptionError, FormatTooNewError, SnapshotNotFoundError, StorePathError
 from ..files.disk_errors import disk_error
 from ..files.paths import SHARDS_MAX, fsync_dir, fsync_file, is_rocksdb, shard_path, snapshots_path
 from ..values import ShardMark, Snapshot
@@ -204,29 +204,41 @@ def _lease_ms(path: str, first_ms: int) -> int:
 
 
 def list_snapshots(root: str) -> list[Snapshot]:
-    """Those of the store at ``root`` that are whole, oldest first. Blocks.
+    """Those of the store at ``root`` that are whole and can be read, oldest first. Blocks.
 
     Raises ``StorageError`` if they cannot be listed.
     """
+    return _look(root)[0]
+
+
+def _look(root: str) -> tuple[list[Snapshot], FormatTooNewError | None]:
+    """Those that can be read, oldest first, and why the newest that a newer lodeq took cannot."""
     found = []
+    too_new: FormatTooNewError | None = None
     for name in names_in(root):
         if ID.fullmatch(name):
             try:
                 found.append(read_snapshot(os.path.join(snapshots_path(root), name)))
             except CorruptionError:
                 continue  # not whole, or removed meanwhile
-    return found
+            except FormatTooNewError as exc:
+                too_new = exc
+    return found, too_new
 
 
 def find_snapshot(root: str, id: str = LATEST) -> Snapshot:
-    """The snapshot of that id, or the ``latest``. Blocks.
+    """The snapshot of that id, or the ``latest`` that can be read. Blocks.
 
     Raises:
         SnapshotNotFoundError: there is none of that id, or none at all.
         CorruptionError: it is damaged.
+        FormatTooNewError: a newer lodeq has taken it, or all that are whole.
     """
     if id == LATEST:
-        if whole := list_snapshots(root):
+        whole, too_new = _look(root)
+        if whole:
             return whole[-1]
+        if too_new is not None:
+            raise too_new
         raise SnapshotNotFoundError(f"{root} has no snapshot: take one with engine.snapshot()")
     return read_snapshot(place_of(root, id))

@@ -279,6 +279,21 @@ def test_one_of_a_newer_release(root):
     assert prune_snapshots(root, NOW_MS + 10**9) == []
 
 
+def test_one_of_a_newer_release_hides_no_other(root):
+    first = take(root)
+    newer = take(root, NOW_MS + 1000)
+    change(newer, version=2)
+    assert list_snapshots(root) == [first]
+    assert find_snapshot(root, "latest") == first
+
+
+def test_if_a_newer_release_has_taken_all_it_is_said(root):
+    change(take(root), version=2)
+    assert list_snapshots(root) == []
+    with pytest.raises(FormatTooNewError, match="upgrade"):
+        find_snapshot(root, "latest")
+
+
 def test_a_shard_that_is_missing(root):
     made = take(root)
     shutil.rmtree(os.path.join(made.path, "shard0"))
