@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from ....engine.files.disk_errors import disk_error
 from ....engine.files.durable_files import replaced_file
-from ....errors import UsageError
+from ....errors import LodeqError, UsageError
 from ....repository.api.engine import Engine
 from ....repository.model.filters import ACTS, FILTER_STATES, FOUND_MAX, FoundCount, TaskFilter
 from ....repository.model.values import REDRIVE_POLICIES, Task
@@ -361,27 +361,40 @@ def act(
             done = skipped = 0
             refused: dict[str, str] = {}
             cursor = None
-            with Steps(name, number.count) as steps:
-                while True:
-                    report = await engine.act(
-                        name, meant, priority=priority, policy=policy, cursor=cursor
-                    )
-                    done, skipped = done + report.done, skipped + report.skipped
-                    refused.update(report.refused)
-                    cursor = report.cursor
-                    steps.step(n=report.done + report.skipped + len(report.refused))
-                    if cursor is None:
-                        break
+            try:
+                with Steps(name, number.count) as steps:
+                    while True:
+                        report = await engine.act(
+                            name, meant, priority=priority, policy=policy, cursor=cursor
+                        )
+                        done, skipped = done + report.done, skipped + report.skipped
+                        refused.update(report.refused)
+                        cursor = report.cursor
+                        steps.step(n=report.done + report.skipped + len(report.refused))
+                        if cursor is None:
+                            break
+            except LodeqError:
+                if done or skipped or refused:
+                    _print_done(name, done, skipped, refused, as_json)
+                raise
             return {"done": done, "skipped": skipped, "refused": refused}
 
     outcome = run(do)
-    if as_json:
+    if yes:
+        _print_done(name, **outcome, as_json=as_json)
+    elif as_json:
         print_json([outcome])
-    elif not yes:
+    else:
         found = FoundCount(outcome["count"], outcome["is_exact"])
         advice = ": add --yes to do it" if found.count else ""
         click.echo(f"{name} would mean {found} tasks{advice}")
-    else:
-        click.echo(f"{name}: {outcome['done']} tasks; {outcome['skipped']} had changed meanwhile")
-        for task_id, why in outcome["refused"].items():
-            click.echo(f"refused {task_id}: {shown(why)}", err=True)
+
+
+def _print_done(name: str, done: int, skipped: int, refused: dict[str, str], as_json: bool) -> None:
+    """Print what an act came to; of one that broke off, the slices that were reported."""
+    if as_json:
+        print_json([{"done": done, "skipped": skipped, "refused": refused}])
+        return
+    click.echo(f"{name}: {done} tasks; {skipped} had changed meanwhile")
+    for task_id, why in refused.items():
+        click.echo(f"refused {task_id}: {shown(why)}", err=True)

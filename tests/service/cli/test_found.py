@@ -9,7 +9,8 @@ import pytest
 from support_cli import first, objects, run
 
 import lodeq.sync
-from lodeq import FunctionParameter, PublishedFunction
+from lodeq import BusyError, FunctionParameter, PublishedFunction
+from lodeq.repository.api.engine import Engine
 from lodeq.service.cli.commands import found
 
 
@@ -160,6 +161,33 @@ def test_an_act_is_counted_beside_the_process_that_has_the_store(store):
     with lodeq.sync.open(store):
         assert "redrive would mean 3 tasks" in run(*args).stdout
         assert "is open already" in run(*args, "--yes", code=2).stderr
+
+
+@pytest.fixture
+def breaks_off(monkeypatch):
+    """Every act is one of slices of two; the second slice finds the store too busy."""
+    act = Engine.act
+
+    async def two(self, *args, cursor=None, **options):
+        if cursor is not None:
+            raise BusyError("too much at once", retry_after_ms=5)
+        return await act(self, *args, limit=2, cursor=cursor, **options)
+
+    monkeypatch.setattr(Engine, "act", two)
+
+
+def test_an_act_that_breaks_off_says_what_is_done(store, breaks_off):
+    done = run("act", store, "redrive", "--yes", code=2)
+    assert done.stdout == "redrive: 2 tasks; 0 had changed meanwhile\n"
+    assert "too much at once" in done.stderr
+
+
+def test_an_act_that_breaks_off_says_what_is_done_as_json(store, breaks_off):
+    assert first("act", store, "redrive", "--yes", code=2) == {
+        "done": 2,
+        "skipped": 0,
+        "refused": {},
+    }
 
 
 @pytest.mark.parametrize("format", ["jsonl", "csv", "parquet"])
