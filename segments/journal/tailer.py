@@ -37,7 +37,7 @@ class Wakes:
 
     def __init__(self, spawner: Spawner) -> None:
         self._spawner = spawner
-        self._waiting: list[Future] = []
+        self._waiting: dict[Future, None] = {}
         self.is_ended = False
 
     def wait(self) -> Future:
@@ -46,13 +46,17 @@ class Wakes:
         if self.is_ended:
             future.set_result(None)
         else:
-            self._waiting.append(future)
+            self._waiting[future] = None
         return future
+
+    def leave(self, future: Future) -> None:
+        """It is waited for no more: of a journal that nobody appends to nothing piles up."""
+        self._waiting.pop(future, None)
 
     def all(self) -> None:
         """Wake everybody."""
         if self._waiting:
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting = self._waiting, {}
             for future in waiting:
                 if not future.done():
                     future.set_result(None)
@@ -157,12 +161,16 @@ class Tailer:
         until = None if wait is None else self._clock.mono() + wait
         while True:
             wake = self._wakes.wait() if self._wakes is not None and wait != 0.0 else None
-            found = self._read(most)
-            if found or wait == 0.0 or (self._wakes is not None and self._wakes.is_ended):
-                return found
-            if until is not None and self._clock.mono() >= until:
-                return found
-            await self._more(wake, until)
+            try:
+                found = self._read(most)
+                if found or wait == 0.0 or (self._wakes is not None and self._wakes.is_ended):
+                    return found
+                if until is not None and self._clock.mono() >= until:
+                    return found
+                await self._more(wake, until)
+            finally:
+                if wake is not None and self._wakes is not None:
+                    self._wakes.leave(wake)
 
     def read_now(self, most: int = 1024) -> list[LogRecord]:
         """As ``read``, without waiting and without an event loop: for a thread."""

@@ -143,3 +143,33 @@ async def test_reading_back_has_the_rules_of_reading(tmp_path: Path) -> None:
             tailer.read_back()
         with pytest.raises(lodeq.ClosedError):
             await anext(aiter(tailer))
+
+
+@on_loop
+async def test_reads_that_end_without_a_record_leave_nothing_behind(tmp_path: Path) -> None:
+    async with ten(tmp_path / "j") as journal:
+        tailer, clock = journal.tailer(start="end"), journal._clock
+        assert isinstance(clock, ManualClock)
+        for _ in range(3):
+            reading = asyncio.ensure_future(tailer.read(wait=5.0))
+            await settle()
+            clock.advance(5.0)
+            assert await reading == []
+        assert not journal._wakes._waiting
+
+
+@on_loop
+async def test_a_cancelled_read_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with ten(tmp_path / "j") as journal:
+        reading = asyncio.ensure_future(journal.tailer(start="end").read(wait=None))
+        await settle()
+        reading.cancel()
+        await settle()
+        assert not journal._wakes._waiting
+
+
+@on_loop
+async def test_a_read_that_finds_records_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with ten(tmp_path / "j") as journal:
+        assert len(await journal.tailer().read(wait=None)) == 10
+        assert not journal._wakes._waiting
