@@ -105,9 +105,9 @@ class LogCursor:
         Raises:
             StorageError: the disk failed. The cursor is where it was.
         """
-        out = self._left
+        out = self._left  # what is read is kept there, whatever the next frame meets
         while len(out) < most and (frame := self._next_frame()) is not None:
-            out = self._left = out + frame[1] if out else frame[1]
+            out += frame[1]
         self._left = out[most:]
         if self._left:
             out = out[:most]
