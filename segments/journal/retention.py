@@ -93,11 +93,14 @@ def due_files(
         needed = min((place.following for _, place in list_places(root)), default=following)
     due: list[LogFile] = []
     for i in range(max(0, len(files) - retention.files_min)):
-        end, newest_us = (
-            starts[i + 1],
-            created[i + 1],
-        )  # no record of it is newer than the next file
-        is_old = retention.seconds is not None and newest_us + retention.seconds * 1e6 <= now_us
+        end = starts[i + 1]
+        # No record of it is newer than the next file, or than any behind that.
+        newest_us = next((us for us in created[i + 1 :] if us is not None), None)
+        is_old = (
+            retention.seconds is not None
+            and newest_us is not None
+            and newest_us + retention.seconds * 1e6 <= now_us
+        )
         is_much = retention.bytes is not None and sum(sizes[i:]) > retention.bytes
         is_many = retention.records is not None and following - starts[i] > retention.records
         is_one_too_many = retention.files is not None and len(files) - i > retention.files
@@ -132,10 +135,10 @@ def _bytes(path: str) -> int:
         return 0
 
 
-def _created_us(path: str) -> int:
-    """0 for a file that cannot be read: it is as old as can be, and damaged."""
+def _created_us(path: str) -> int | None:
+    """None for a file that is damaged, or cannot be read now: it says of none how old it is."""
     try:
         with FileSource(path) as source:
             return decode_header(source.read(0, HEADER_BYTES)).created_us
     except LodeqError:
-        return 0
+        return None

@@ -6,6 +6,8 @@ import pytest
 from support_loop import on_loop, settle
 
 import lodeq
+from lodeq.errors import StorageError
+from lodeq.segments.journal import retention
 from lodeq.segments.journal.layout import list_files
 from lodeq.segments.journal.open import open_journal
 from lodeq.segments.journal.retention import Retention, roll_for
@@ -97,3 +99,33 @@ async def test_a_lifecycle_journal_ages_while_nothing_happens(tmp_path: Path) ->
             assert (first in list_files(str(folder))) == (day < 7)
         assert len(list_files(str(folder))) == 1
         await engine.queue("q").enqueue(b"")
+
+
+def damage_head(path: str) -> None:
+    Path(path).write_bytes(bytes(8) + Path(path).read_bytes()[8:])
+
+
+@on_loop
+async def test_a_file_whose_head_is_damaged_does_not_age_the_one_before_it(tmp_path: Path) -> None:
+    kept, clock = Retention(seconds=DAY_S), ManualClock()
+    async with open_journal(tmp_path / "j", roll=Roll(records=1), clock=clock) as journal:
+        for n in range(4):
+            await journal.append(b"%d" % n, until="flushed")
+        damage_head(journal._writer.files[1].path)
+        assert journal.trim(retention=kept) == []
+        clock.advance(DAY_S)
+        assert len(journal.trim(retention=kept)) == 3
+
+
+@on_loop
+async def test_files_that_cannot_be_opened_now_are_not_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise StorageError(f"{path}: Too many open files")
+
+    async with open_journal(tmp_path / "j", roll=Roll(records=1), clock=ManualClock()) as journal:
+        for n in range(4):
+            await journal.append(b"%d" % n, until="flushed")
+        monkeypatch.setattr(retention, "FileSource", refuse)
+        assert journal.trim(retention=Retention(seconds=DAY_S)) == []
