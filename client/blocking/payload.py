@@ -47,7 +47,9 @@ class SyncRemotePayloadReader:
 
     def read(self, most: int | None = None) -> bytes:
         """See ``PayloadReader.read``, also for Durability and Cancellation."""
-        left = self.size - self._at if most is None else min(most, self.size - self._at)
+        left = self.size - self._at
+        if most is not None and most >= 0:
+            left = min(most, left)
         found: list[bytes] = []
         while left > 0:
             call = calls.payload_part(self._task_id, self._at, left)

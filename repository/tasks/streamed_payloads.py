@@ -192,7 +192,7 @@ class PayloadReader:
         """The next bytes; none at the end.
 
         Args:
-            most: how many at most; None: all that are left.
+            most: how many at most; None, or a negative number as of a file: all that are left.
 
         Raises:
             RecordCorruptError: it is not what was written.
@@ -201,6 +201,8 @@ class PayloadReader:
         Durability: nothing is written.
         Cancellation: what was being read is skipped; close it.
         """
+        if most is not None and most < 0:
+            most = None
         if self._file is None:
             count = len(self._rest) if most is None else most
             found, self._rest = bytes(self._rest[:count]), self._rest[count:]

@@ -115,6 +115,14 @@ async def test_it_is_there_after_a_restart_and_by_its_id(tmp_path: Path) -> None
 
 
 @on_loop
+async def test_a_negative_number_reads_all_that_is_left(tmp_path: Path) -> None:
+    async with lodeq.open(tmp_path / "s") as engine:
+        receipt = await engine.queue("q").enqueue(LARGE)
+        async with await engine.open_payload(receipt.id) as reader:
+            assert await reader.read(10) + await reader.read(-1) == LARGE
+
+
+@on_loop
 async def test_tasks_of_one_call_share_one_file(tmp_path: Path) -> None:
     async with opened(tmp_path, compression="zlib") as engine:  # it is stored as it was given
         same = bytes(4 * MIB)

@@ -145,6 +145,12 @@ async def test_a_payload_of_any_size_is_read_whole_or_in_slices(engine, queue):
         await engine.open_payload(receipt.id, slice_bytes=0)
 
 
+async def test_a_negative_number_reads_all_that_is_left_of_a_payload(engine, queue):
+    receipt = await queue.enqueue(b"payload")
+    async with await engine.open_payload(receipt.id) as reader:
+        assert await reader.read(3) + await reader.read(-1) == b"payload"
+
+
 async def test_options_of_a_queue_hold_for_tasks_of_its_other_tenants(engine):
     retry = lodeq.Backoff("fixed", base=7.0)
     mail = engine.queue("mail", max_attempts=2, retention=9, dead_retention=8, backoff=retry)
