@@ -133,6 +133,29 @@ class RustQueue(LogSource):
                 name = name_in(self._detected, finding.path)
                 yield Unreadable(name, Damage(0, 0, finding.reason))
 
+    def entries(self, after: Mark | None = None) -> Iterator[SourceItem]:
+        """See ``Foreign``. Records that only index or manifest know of are reported."""
+        records: Counter[str] = Counter()
+        ends: dict[str, int] = {}
+        damaged = set()
+        for item in super().entries(after):
+            if isinstance(item, Entry):
+                records[item.file] += 1
+                ends[item.file] = item.end
+            else:
+                damaged.add(item.file)
+            yield item
+        if not self._detected.is_folder:
+            return
+        directory = QueueDirectory(self._detected.path)
+        names = [name_in(self._detected, file.path) for file in directory.files]
+        # What lies before the mark was looked at when the mark was made.
+        first = names.index(after.file) + 1 if after is not None and after.file in names else 0
+        for name, file in list(zip(names, directory.files, strict=True))[first:]:
+            end = ends.get(name, 0)
+            if name not in damaged and (why := directory.missing(file, records[name], end)):
+                yield Unreadable(name, Damage(end, 0, why))
+
     def _found(self, file: str, record: Record) -> SourceItem | None:
         if not record.payload:
             damage = Damage(record.offset, record.size, "an empty record reads as the end")

@@ -166,6 +166,23 @@ class QueueDirectory:
                     found.append(Finding(file.path, reason))
         return found
 
+    def missing(self, file: DataFile, records: int, end: int) -> str:
+        """Why records must be missing at the end of a file in which nothing is damaged; or "".
+
+        Args:
+            file: of ``files``.
+            records: how many it has.
+            end: behind the last of them.
+        """
+        last = max((entry.offset for entry in self._indexes[file.name].entries), default=-1)
+        if last >= end:
+            return f"no record begins at {last}, where the index has one"
+        for sealed in self._sealed():
+            listed = sealed.last_sequence - sealed.first_sequence + 1
+            if _name_in(sealed.path) == file.name and listed > records:
+                return f"{records} records, where the manifest has {listed}"
+        return ""
+
     def index(self, file: DataFile, interval: int = INDEX_INTERVAL) -> Index:
         """The index of a file, made from its records: those on disk are often empty.
 

@@ -52,6 +52,25 @@ def test_damage_and_missing_files_of_a_rust_queue_are_told(tmp_path: Path) -> No
     assert any(files[2].name in file for file, _ in places)
 
 
+@pytest.mark.parametrize("file_bytes", [1 << 20, 200])
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_records_that_only_the_small_files_of_a_rust_queue_know_of_are_missing(
+    tmp_path: Path, file_bytes: int, is_emptied: bool
+) -> None:
+    source = tmp_path / "source"
+    write_directory(source, [b"payload"] * 40, day=DAY, file_bytes=file_bytes)
+    cut = min(source.rglob("*.data"))
+    size = cut.stat().st_size
+    cut.write_bytes(b"" if is_emptied else cut.read_bytes()[: -len(b"payload") - 8])
+    lost = (size - cut.stat().st_size) // (len(b"payload") + 8)
+    name = cut.relative_to(source).as_posix()
+    for _ in range(2):
+        report = run_import("rust-queue", source, tmp_path / "store")
+        assert report.imported + report.already == 40 - lost
+        places = [(one.file, one.damage.offset) for one in report.unreadable]
+        assert places == [(name, cut.stat().st_size)]
+
+
 def test_bodies_of_rabbitmq_stay_as_they_are(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
