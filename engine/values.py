@@ -22,6 +22,7 @@ __all__ = [
     "SettingValue",
     "ShardMark",
     "Snapshot",
+    "spelled",
 ]
 
 AFTER_MAX: Final = 255  # tasks that one waits for: each end of a task touches 256 joins at most
@@ -103,3 +104,11 @@ class Snapshot:
     shards: tuple[ShardMark, ...]
     journals: Mapping[str, int] = field(default_factory=dict)
     bodies: tuple[int, ...] = ()
+
+
+def spelled(value: object) -> str:
+    """``repr(value)``; of a number with more digits than Python writes, that it has so many."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"<{type(value).__name__} of too many digits>"

@@ -20,6 +20,7 @@ from ..records.frame import attempt
 from ..records.keyspace import check_name, decode_expiry_key
 from ..records.rows import FORMAT_VERSION
 from ..runtime.ids import is_task_id, shard_of
+from ..values import spelled
 
 __all__ = [
     "BODIES",
@@ -146,8 +147,8 @@ def check_job(job: object) -> str:
     """1 to 128 of ``A-Za-z0-9._-``, starting with a letter or digit; else ``UsageError``."""
     if not isinstance(job, str) or _JOB.fullmatch(job) is None:
         raise UsageError(
-            f"job {job!r} is not valid: use 1 to 128 letters, digits, '.', '_', '-', starting with "
-            "a letter or digit"
+            f"job {spelled(job)} is not valid: use 1 to 128 letters, digits, '.', '_', '-', "
+            "starting with a letter or digit"
         )
     return job
 

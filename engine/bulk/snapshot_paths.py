@@ -10,6 +10,7 @@ from typing import Final
 from ...errors import SnapshotNotFoundError
 from ..files.disk_errors import disk_error
 from ..files.paths import snapshots_path
+from ..values import spelled
 
 __all__ = [
     "ID",
@@ -44,7 +45,8 @@ def place_of(root: str, id: str) -> str:
     if not is_id or not os.path.isdir(path):
         known = [name for name in names_in(root) if ID.fullmatch(name)]
         raise SnapshotNotFoundError(
-            f"{root} has no snapshot {id!r}, it may have lapsed; there are: {known or 'none'}"
+            f"{root} has no snapshot {spelled(id)}, it may have lapsed; there are: "
+            f"{known or 'none'}"
         )
     return path
 

@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ...errors import StorePathError
+from ..values import spelled
 from .disk_errors import path_error
 
 __all__ = [
@@ -161,7 +162,7 @@ def normal_path(path: str | os.PathLike[str]) -> str:
         whole = os.path.abspath(text)
         whole.encode()  # RocksDB takes its path as UTF-8
     except (TypeError, ValueError, OSError) as exc:
-        raise StorePathError(f"not a path for a store: {path!r} ({exc})") from exc
+        raise StorePathError(f"not a path for a store: {spelled(path)} ({exc})") from exc
     return whole
 
 

@@ -48,6 +48,7 @@ from typing import Final, NamedTuple
 import xxhash
 
 from ...errors import InvalidNameError, RecordCorruptError
+from ..values import spelled
 
 __all__ = [
     "ALL_TENANTS_MARK",
@@ -258,7 +259,7 @@ _NAME: Final = re.compile(NAME_PATTERN)
 def check_name(name: object, what: str) -> bytes:
     """The name as bytes, or ``InvalidNameError``. ``what`` is ``queue`` or ``tenant``."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        shown = repr(name) if len(repr(name)) <= 80 else repr(name)[:77] + "…"
+        shown = text if len(text := spelled(name)) <= 80 else text[:77] + "…"
         raise InvalidNameError(
             f"{what} name {shown} is not valid: use 1 to 64 of a-z, 0-9, '.', '_', '-', "
             "starting with a letter or digit"

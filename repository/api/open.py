@@ -30,6 +30,7 @@ from ...engine.runtime.current_loop import current_spawner
 from ...engine.runtime.event_loop import Spawner
 from ...engine.runtime.ids import IdSource, Rng, SystemRng
 from ...engine.runtime.shielded import await_shielded, prepare_shields
+from ...engine.values import spelled
 from ...errors import (
     CorruptionError,
     LockedError,
@@ -224,7 +225,7 @@ def open_engine(
     hosting = _hosting_of(replicator, hosting)
     least = body_bytes_min
     if least is not None and (isinstance(least, bool) or not isinstance(least, int) or least < 1):
-        raise UsageError(f"expected body_bytes_min as a positive int or None, got {least!r}")
+        raise UsageError(f"expected body_bytes_min as a positive int or None, got {spelled(least)}")
     interval_s = duration_s(sync_interval, "sync_interval", least=0.001)
     wait_s = duration_s(lock_wait, "lock_wait")
     redaction = redaction_of(redact)
@@ -343,7 +344,7 @@ def _check_limits(commit_batch_max: object, submit_queue_max: object) -> None:
         ("submit_queue_max", submit_queue_max, 1 << 20),
     ):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= top:
-            raise UsageError(f"expected {name} as an int from 1 to {top}, got {value!r}")
+            raise UsageError(f"expected {name} as an int from 1 to {top}, got {spelled(value)}")
 
 
 def _check_ports(**given: object) -> None:

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, Unpack
 
 from ...engine.runtime.task_id import TaskId
+from ...engine.values import spelled
 from ...errors import LodeqError, UsageError
 from ..model.arguments import (
     check_after,
@@ -457,7 +458,7 @@ class Queue:
         state.check()
         if dead is not False:
             if dead is not True:
-                raise UsageError(f"dead must be True or False, not {dead!r}")
+                raise UsageError(f"dead must be True or False, not {spelled(dead)}")
             skipped = [*skip_tenants, *skip_functions]
             return await self._claim_dead(limit, lease, wait, worker, exported, skipped)
         last = self._last_call
@@ -714,7 +715,7 @@ class Queue:
         """
         self._state.check()
         if not isinstance(leased, bool):
-            raise UsageError(f"leased must be True or False, not {leased!r}")
+            raise UsageError(f"leased must be True or False, not {spelled(leased)}")
         return await admin.cancel_all(self._state, self._tenant_queues(), leased)
 
     async def purge(self, state: str | None = None) -> int:

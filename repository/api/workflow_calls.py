@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from ...engine.runtime.task_id import TaskId
+from ...engine.values import spelled
 from ...errors import LimitError, UsageError
 from ..model.arguments import check_on_failure, listed, shard_key_bytes, task_ids
 from ..model.flows.workflows import (
@@ -77,7 +78,7 @@ async def add(
             "several, or use Workflow.add"
         )
     if first is not None and (isinstance(first, bool) or not isinstance(first, int)):
-        raise UsageError(f"first {first!r} is not a number")
+        raise UsageError(f"first {spelled(first)} is not a number")
     waits_for = task_ids(after, "after=")
     encoded_tasks = await encode_tasks(state, given, None)
     return await build.add_members(

@@ -13,7 +13,7 @@ from typing import Any, Final, SupportsFloat, cast
 from ...engine.records.keyspace import check_name
 from ...engine.records.task import ATTEMPTS_MAX
 from ...engine.runtime.task_id import TaskId
-from ...engine.values import AFTER_MAX, NOTE_BYTES_MAX
+from ...engine.values import AFTER_MAX, NOTE_BYTES_MAX, spelled
 from ...errors import LimitError, UsageError
 from .flows.workflows import ON_FAILURES
 from .task_options import DURATION_S_MAX, KEY_BYTES_MAX, PRIORITY_MAX, WORKER_BYTES_MAX
@@ -78,7 +78,7 @@ def duration_s(value: Duration, what: str, *, least: float = 0.0) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise UsageError(f"{what} must be seconds or a timedelta, not {type(value).__name__}")
     if not least <= seconds <= DURATION_S_MAX:  # refuses NaN as well
-        raise UsageError(f"{what} {value!r} is not between {least:g} seconds and ten years")
+        raise UsageError(f"{what} {spelled(value)} is not between {least:g} seconds and ten years")
     return float(seconds)
 
 
@@ -86,7 +86,9 @@ def length_s(value: Duration) -> float:
     """The length of a lease in seconds."""
     seconds = duration_s(value, "lease", least=0.001)
     if seconds > LEASE_S_MAX:
-        raise UsageError(f"lease {value!r} is longer than 49 days: claim it for less, heartbeat")
+        raise UsageError(
+            f"lease {spelled(value)} is longer than 49 days: claim it for less, heartbeat"
+        )
     return seconds
 
 
@@ -110,7 +112,7 @@ def when_ms(value: object, what: str) -> int:
 def check_attempts(value: object) -> int:
     """1 to 65,535."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= ATTEMPTS_MAX:
-        raise UsageError(f"max_attempts {value!r} is not between 1 and {ATTEMPTS_MAX}")
+        raise UsageError(f"max_attempts {spelled(value)} is not between 1 and {ATTEMPTS_MAX}")
     return value
 
 
@@ -118,7 +120,7 @@ def check_priority(value: object) -> int:
     """0 to 9."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= PRIORITY_MAX:
         raise UsageError(
-            f"priority {value!r} is not between 0 and {PRIORITY_MAX} "
+            f"priority {spelled(value)} is not between 0 and {PRIORITY_MAX} "
             f"({PRIORITY_MAX} is claimed first)"
         )
     return value
@@ -127,14 +129,14 @@ def check_priority(value: object) -> int:
 def check_on_conflict(value: object) -> OnConflict:
     """``return``, ``raise`` or ``replace``: what a held dedup key leads to."""
     if type(value) is not str or value not in CONFLICTS:
-        raise UsageError(f"on_conflict {value!r} is not one of {', '.join(CONFLICTS)}")
+        raise UsageError(f"on_conflict {spelled(value)} is not one of {', '.join(CONFLICTS)}")
     return cast(OnConflict, value)
 
 
 def check_redrive_policy(value: object) -> object:
     """``stored`` or ``current``."""
     if value not in REDRIVE_POLICIES:
-        raise UsageError(f"policy {value!r} is not one of {', '.join(REDRIVE_POLICIES)}")
+        raise UsageError(f"policy {spelled(value)} is not one of {', '.join(REDRIVE_POLICIES)}")
     return value
 
 
@@ -148,7 +150,7 @@ def check_retry(value: object) -> Backoff:
 def check_limit(limit: object) -> int:
     """1 to 4,096."""
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= LIMIT_MAX:
-        raise UsageError(f"limit {limit!r} is not between 1 and {LIMIT_MAX}")
+        raise UsageError(f"limit {spelled(limit)} is not between 1 and {LIMIT_MAX}")
     return limit
 
 
@@ -202,7 +204,7 @@ def moment_us(at: object, what: str) -> int:
     if at is None:
         return 0
     if not isinstance(at, datetime) or at.tzinfo is None:
-        raise UsageError(f"{what} must be a datetime with a time zone, not {at!r}")
+        raise UsageError(f"{what} must be a datetime with a time zone, not {spelled(at)}")
     return round(at.timestamp() * 1e6)
 
 
@@ -239,7 +241,7 @@ def check_progress(fraction: object, note: object) -> tuple[float | None, bytes]
     if isinstance(fraction, bool) or not isinstance(fraction, int | float | None):
         raise UsageError(f"progress must be a number from 0 to 1, not {type(fraction).__name__}")
     if fraction is not None and not -ROUNDING <= fraction <= 1 + ROUNDING:
-        raise UsageError(f"progress {fraction!r} is not between 0 and 1")
+        raise UsageError(f"progress {spelled(fraction)} is not between 0 and 1")
     if not isinstance(note, str):
         raise UsageError(f"the note of a progress must be a str, not {type(note).__name__}")
     raw = note.encode("utf-8", "replace")[:NOTE_BYTES_MAX].decode("utf-8", "ignore").encode()
@@ -271,7 +273,7 @@ def waits(after: object, on_failure: object) -> bool:
 def check_on_failure(on_failure: object) -> None:
     """``run``, ``wait`` or ``cancel``."""
     if type(on_failure) is not str or on_failure not in ON_FAILURES:
-        raise UsageError(f"on_failure {on_failure!r} is not one of {', '.join(ON_FAILURES)}")
+        raise UsageError(f"on_failure {spelled(on_failure)} is not one of {', '.join(ON_FAILURES)}")
 
 
 def check_after(task: NewTask) -> list[TaskId]:

@@ -16,6 +16,7 @@ import msgpack
 from ...engine.records.compression import inflate
 from ...engine.records.task import WHOLE_BYTES_MAX
 from ...engine.runtime.task_id import TaskId
+from ...engine.values import spelled
 from ...errors import PayloadNotLoadedError, PayloadTooLargeError, RecordCorruptError, UsageError
 from .values import PAYLOAD_BYTES_MAX, Codec, Deferred
 
@@ -296,4 +297,6 @@ def not_loaded_yet(task_id: bytes, size: int) -> Deferred:
 def check_slice(slice_bytes: object) -> None:
     """Raises UsageError."""
     if type(slice_bytes) is not int or not 1 <= slice_bytes <= PAYLOAD_BYTES_MAX:
-        raise UsageError(f"slice_bytes must be 1 to {PAYLOAD_BYTES_MAX}, not {slice_bytes!r}")
+        raise UsageError(
+            f"slice_bytes must be 1 to {PAYLOAD_BYTES_MAX}, not {spelled(slice_bytes)}"
+        )

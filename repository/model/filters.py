@@ -15,6 +15,7 @@ from ...engine.records.keyspace import check_name
 from ...engine.records.patterns import has_parts
 from ...engine.runtime.ids import is_task_id
 from ...engine.runtime.task_id import TaskId
+from ...engine.values import spelled
 from ...errors import UsageError
 from .arguments import check_unicode, duration_s, task_ids
 from .preview_arguments import arguments_fit
@@ -121,7 +122,7 @@ class TaskFilter:
             raise UsageError(f"state must be a str or a list of them, not {type(given).__name__}")
         for state in (given,) if isinstance(given, str) else given or ():
             if state not in FILTER_STATES:
-                raise UsageError(f"state {state!r} is not one of {', '.join(FILTER_STATES)}")
+                raise UsageError(f"state {spelled(state)} is not one of {', '.join(FILTER_STATES)}")
         for name in ("function", "reason", "id_prefix", "text"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not 0 < len(value) <= TEXT_MAX):
@@ -435,14 +436,14 @@ def discarded(report: ActReport) -> bool:
 def check_found(limit: object) -> int:
     """How many tasks one call returns or acts on: 1 to 1,000."""
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= FOUND_MAX:
-        raise UsageError(f"limit {limit!r} is not between 1 and {FOUND_MAX}")
+        raise UsageError(f"limit {spelled(limit)} is not between 1 and {FOUND_MAX}")
     return limit
 
 
 def check_looks(looks: object) -> int:
     """How many rows a count looks at: 1 to 1,000,000."""
     if isinstance(looks, bool) or not isinstance(looks, int) or not 1 <= looks <= COUNT_LOOKS_MAX:
-        raise UsageError(f"looks {looks!r} is not between 1 and {COUNT_LOOKS_MAX}")
+        raise UsageError(f"looks {spelled(looks)} is not between 1 and {COUNT_LOOKS_MAX}")
     return looks
 
 

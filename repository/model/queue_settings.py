@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ...engine.records.face import LABEL_BYTES_MAX
 from ...engine.records.queues.queue_settings import key_setting
-from ...engine.values import BY_BYTES_MAX, Setting, SettingValue
+from ...engine.values import BY_BYTES_MAX, Setting, SettingValue, spelled
 from ...errors import UsageError
 from .arguments import duration_s
 from .values import Duration
@@ -114,7 +114,7 @@ def parse_rate(text: object) -> tuple[int, int]:
     if found is None or not 1 <= count <= STARTS_MAX or not 1 <= period_ms < PERIOD_MS_MAX:
         raise UsageError(
             f"expected a rate such as '100/m', '3/10s' or '10/s smooth' (1 to 100,000 starts; ms, "
-            f"s, m, h or d, with a number before it if needed), got {text!r}"
+            f"s, m, h or d, with a number before it if needed), got {spelled(text)}"
         )
     return _smoothed(count, period_ms) if found[4] else (count, period_ms)
 

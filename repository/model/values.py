@@ -22,7 +22,7 @@ from ...engine.records.compression import VALUE_BYTES_MAX
 from ...engine.records.policy import BackoffKind
 from ...engine.records.task import WHOLE_BYTES_MAX
 from ...engine.runtime.task_id import UUID, TaskId
-from ...engine.values import LatencySummary
+from ...engine.values import LatencySummary, spelled
 from ...errors import UsageError
 from .flows.workflows import OnFailure
 from .task_options import (
@@ -127,7 +127,9 @@ class Backoff:
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or self.kind not in BACKOFF_KINDS:
-            raise UsageError(f"backoff kind {self.kind!r} is not one of {', '.join(BACKOFF_KINDS)}")
+            raise UsageError(
+                f"backoff kind {spelled(self.kind)} is not one of {', '.join(BACKOFF_KINDS)}"
+            )
         for name, value, top in (
             ("base", self.base, BACKOFF_S_MAX),
             ("cap", self.cap, BACKOFF_S_MAX),
@@ -135,7 +137,7 @@ class Backoff:
         ):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not 0 <= value <= top:  # also refuses NaN
-                raise UsageError(f"backoff {name} {value!r} is not between 0 and {top:g}")
+                raise UsageError(f"backoff {name} {spelled(value)} is not between 0 and {top:g}")
 
     @property
     def code(self) -> BackoffKind:

@@ -31,6 +31,7 @@ from ...engine.records.task import BODY_FLAG, FIRST_DELAYED, FIRST_READY, NO_GHO
 from ...engine.records.workflow import MEMBER_ROW
 from ...engine.runtime.event_loop import Future
 from ...engine.runtime.task_id import TaskId, as_task_id
+from ...engine.values import spelled
 from ...errors import (
     CorruptionError,
     DuplicateTaskError,
@@ -561,4 +562,4 @@ def check_durable(state: EngineState, durable: object) -> None:
         return
     if durable is False:
         raise UsageError("durable=False is not possible in fsync mode: open with 'nosync'")
-    raise UsageError(f"durable must be True, False or None, not {durable!r}")
+    raise UsageError(f"durable must be True, False or None, not {spelled(durable)}")

@@ -25,6 +25,7 @@ from ...engine.records.result import ResultRecord, Status, decode_result, result
 from ...engine.records.rows import MOVED_ROW, IndexRow, decode_expiry, decode_index_row
 from ...engine.records.workflow import HELD_MS
 from ...engine.recovery.verify import bucket_of
+from ...engine.values import spelled
 from ...errors import CorruptionError, NotLeaderError, UsageError
 from ..model.filters import position_of
 from ..model.values import QueueStats, Task, payload_bytes
@@ -123,9 +124,9 @@ async def list_page(
         bytes_max: the page ends with the task that makes its records so many stored bytes.
     """
     if state not in LIST_STATES:
-        raise UsageError(f"state {state!r} is not one of {', '.join(LIST_STATES)}")
+        raise UsageError(f"state {spelled(state)} is not one of {', '.join(LIST_STATES)}")
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= PAGE_MAX:
-        raise UsageError(f"limit {limit!r} is not between 1 and {PAGE_MAX}")
+        raise UsageError(f"limit {spelled(limit)} is not between 1 and {PAGE_MAX}")
     position = position_of(after)
     taken = _Taken(engine_state, payloads, bytes_max)
     if state in _STATUSES:

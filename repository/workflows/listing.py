@@ -13,6 +13,7 @@ from typing import Final
 from ...engine.records.frame import attempt
 from ...engine.records.workflow import JOIN, WORKFLOW_FLAG, JoinRecord, decode_join
 from ...engine.runtime.task_id import TaskId
+from ...engine.values import spelled
 from ...errors import UsageError
 from ..model.flows.workflows import WORKFLOW_STATES, WorkflowInfo, WorkflowPage
 from ..state.engine_state import EngineState
@@ -43,9 +44,9 @@ async def list_workflows(
         cursor: of the page before; None begins with the newest.
     """
     if state is not None and state not in WORKFLOW_STATES:
-        raise UsageError(f"state {state!r} is not one of {', '.join(WORKFLOW_STATES)}")
+        raise UsageError(f"state {spelled(state)} is not one of {', '.join(WORKFLOW_STATES)}")
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= PAGE_MAX:
-        raise UsageError(f"limit {limit!r} is not between 1 and {PAGE_MAX}")
+        raise UsageError(f"limit {spelled(limit)} is not between 1 and {PAGE_MAX}")
     upper = range_end(JOIN) if cursor is None else JOIN + _position(cursor)
     search = _Search(engine_state, state, limit + 1)
     found: list[_Found] = []
@@ -68,7 +69,7 @@ async def list_workflows(
 
 def _position(cursor: object) -> bytes:
     if not isinstance(cursor, str):
-        raise UsageError(f"cursor {cursor!r:.80} is not one: take it from the page before")
+        raise UsageError(f"cursor {spelled(cursor):.80} is not one: take it from the page before")
     return TaskId(cursor)
 
 

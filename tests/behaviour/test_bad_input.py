@@ -21,6 +21,7 @@ from lodeq import (
 pytestmark = pytest.mark.anyio
 
 NAN, INF = float("nan"), float("inf")
+HUGE = 10**5000  # str() and repr() of it are a ValueError
 small = Limits(payload_bytes_max=100, headers_bytes_max=50, result_bytes_max=100)
 
 
@@ -257,6 +258,34 @@ async def test_wrong_names_states_and_ids(clock):
                 await engine.enqueue_many([NewTask(b"x", queue="a", tenant=ALL_TENANTS)])
             with pytest.raises(UsageError):
                 await queue.enqueue_many([b"x"])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda engine: engine.queue("mail").enqueue(b"x", priority=HUGE),
+        lambda engine: engine.queue("mail").enqueue(b"x", delay=HUGE),
+        lambda engine: engine.queue("mail").enqueue(b"x", max_attempts=HUGE),
+        lambda engine: engine.queue("mail").enqueue(b"x", durable=HUGE),
+        lambda engine: engine.queue("mail").claim(limit=HUGE),
+        lambda engine: engine.queue("mail").claim(wait=HUGE),
+        lambda engine: engine.queue("mail").list(HUGE),
+        lambda engine: engine.queue("mail").list("ready", limit=HUGE),
+        lambda engine: engine.queue("mail").purge(HUGE),
+        lambda engine: engine.queue(HUGE).enqueue(b"x"),
+        lambda engine: engine.find(lodeq.TaskFilter(), limit=HUGE),
+        lambda engine: engine.count(lodeq.TaskFilter(), looks=HUGE),
+        lambda engine: engine.history(limit=HUGE),
+        lambda engine: engine.history(cursor=HUGE),
+        lambda engine: engine.workflows(limit=HUGE),
+        lambda engine: engine.snapshot(keep=HUGE),
+        lambda engine: engine.forget_loads(older_than=HUGE),
+    ],
+)
+async def test_a_number_of_more_digits_than_python_writes_is_refused_as_any_other(clock, call):
+    async with in_memory(clock) as engine, unchanged(engine):
+        with pytest.raises(UsageError):
+            await call(engine)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ from ....engine.records.rows import (
 from ....engine.records.task import NO_GHOST, TaskRecord, encode_task
 from ....engine.records.workflow import HELD_MS, MEMBER_ROW
 from ....engine.runtime.task_id import TaskId
+from ....engine.values import spelled
 from ....errors import (
     CorruptionError,
     DuplicateTaskError,
@@ -531,7 +532,9 @@ async def purge(
     if task_state is not None and (
         not isinstance(task_state, str) or task_state not in PURGE_STATES
     ):
-        raise UsageError(f"state {task_state!r} is not one of {', '.join(PURGE_STATES)}, or None")
+        raise UsageError(
+            f"state {spelled(task_state)} is not one of {', '.join(PURGE_STATES)}, or None"
+        )
     if task_state is None:
         kinds, delayed = list(dict.fromkeys(PURGE_STATES.values())), ""
     else:

@@ -20,6 +20,7 @@ from ....engine.records.keyspace import ATTEMPTS, RESULT, ROW_ID, TASK, check_na
 from ....engine.records.result import HAS_VALUE, ResultRecord, Status, decode_result, is_history
 from ....engine.records.result_glance import ANY_TIME, ResultGlance
 from ....engine.runtime.task_id import TaskId
+from ....engine.values import spelled
 from ....errors import TaskNotFoundError, UsageError
 from ...model.arguments import check_unicode, moment_us
 from ...model.encoded_tasks import to_datetime
@@ -86,9 +87,11 @@ class HistoryFilter:
             raise UsageError(f"function must be a str or None, not {type(function).__name__}")
         if state is not None and not (isinstance(state, str) and state in HISTORY_STATES):
             known = ", ".join(HISTORY_STATES)
-            raise UsageError(f"state {state!r} is not one of {known}, or None for all")
+            raise UsageError(f"state {spelled(state)} is not one of {known}, or None for all")
         if text is not None and (not isinstance(text, str) or not 0 < len(text) <= TEXT_MAX):
-            raise UsageError(f"text must be a str of 1 to {TEXT_MAX} characters: {text!r:.80}")
+            raise UsageError(
+                f"text must be a str of 1 to {TEXT_MAX} characters: {spelled(text):.80}"
+            )
         check_unicode("function", function or "")
         check_unicode("text", text or "")
         self._queue, self._tenant, self._text = queue, tenant, text
@@ -156,7 +159,7 @@ def _position(cursor: object, start: bytes) -> int:
     named = _CURSOR.fullmatch(cursor) if isinstance(cursor, str) else None
     if named is None:
         raise UsageError(
-            f"cursor {cursor!r:.80} is not one: take HistoryPage.cursor of the page before"
+            f"cursor {spelled(cursor):.80} is not one: take HistoryPage.cursor of the page before"
         )
     check_start(bytes.fromhex(named[1] or ""), start)
     return int(named[2], 16)
@@ -186,7 +189,7 @@ async def history(
         bytes_max: of rows; the page ends when it has read so many.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= PAGE_MAX:
-        raise UsageError(f"limit {limit!r} is not between 1 and {PAGE_MAX}")
+        raise UsageError(f"limit {spelled(limit)} is not between 1 and {PAGE_MAX}")
     start = start_of(after, oldest_first)
     step = 1 if start else 0  # a cursor of the oldest first has the last id that was looked at
     at = _position(cursor, start)
