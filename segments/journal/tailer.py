@@ -11,10 +11,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
+from math import inf
 from typing import Final, Literal
 
 from ...engine.runtime.clock import Clock, TimerHandle
 from ...engine.runtime.event_loop import Future, Spawner
+from ...engine.values import spelled
 from ...errors import ClosedError, UsageError
 from .cursor import Gap, LogCursor
 from .log_format import LogRecord
@@ -28,6 +30,7 @@ __all__ = ["Tailer", "Wakes"]
 GAPS_MAX: Final = 1000
 BATCH: Final = 256
 POLL_S: Final = 0.2
+SEQUENCE_MAX: Final = (1 << 63) - 1
 
 _log = logging.getLogger(__name__)
 
@@ -105,11 +108,11 @@ class Tailer:
         if place is not None:
             self._cursor.seek(place.following)
         elif isinstance(start, int):
-            self._cursor.seek(start)
+            self._cursor.seek(_number(start))
         elif start in ("start", "end"):
             (self._cursor.seek_start if start == "start" else self._cursor.seek_end)()
         else:
-            raise UsageError(f"start {start!r} is not 'start', 'end' or a sequence number")
+            raise UsageError(f"start {spelled(start)} is not 'start', 'end' or a sequence number")
         if name is not None and place is None:
             self.store()  # from here on retention keeps what it is to read
 
@@ -125,6 +128,8 @@ class Tailer:
 
     def seek(self, to: Literal["start", "end"] | int) -> None:
         """Go on at an end, or with that record (or the first one behind it that is there)."""
+        if isinstance(to, int):
+            _number(to)
         self.put_back()
         if to == "start":
             self._cursor.seek_start()
@@ -150,9 +155,17 @@ class Tailer:
             wait: Seconds to wait for the first one; None: until there is one. Nothing after that
                 time, or once the journal is closed, is an empty list.
 
+        Raises:
+            ClosedError: the tailer is closed.
+            UsageError: ``most`` or ``wait`` is none.
+            StorageError: the disk failed. The tailer is where it was.
+
         **Cancellation.** The tailer is where it was.
         """
         self._check()
+        _count(most)
+        if wait is not None:
+            _seconds(wait)
         self.put_back()
         return await self._wait(most, wait)
 
@@ -175,6 +188,7 @@ class Tailer:
     def read_now(self, most: int = 1024) -> list[LogRecord]:
         """As ``read``, without waiting and without an event loop: for a thread."""
         self._check()
+        _count(most)
         self.put_back()
         return self._read(most)
 
@@ -217,6 +231,7 @@ class Tailer:
         Records past their TTL are left out. Raises as ``read`` does.
         """
         self._check()
+        _count(most)
         self.put_back()
         while found := self._cursor.read_back(most):
             if found := self._alive(found):
@@ -324,6 +339,25 @@ class _Loop:
 
     async def __anext__(self) -> LogRecord:
         return await self._tailer._turn()
+
+
+def _number(value: int) -> int:
+    """A sequence number; one that is below the first stands for that."""
+    if value > SEQUENCE_MAX:
+        raise UsageError(f"{spelled(value)} is above any sequence number")
+    return value
+
+
+def _count(most: object) -> None:
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise UsageError(f"most is a number of records, at least 1, not {spelled(most)}")
+
+
+def _seconds(wait: object) -> None:
+    if isinstance(wait, bool) or not isinstance(wait, int | float):
+        raise UsageError(f"wait is seconds, or None, not {spelled(wait)}")
+    if not (abs(wait) < SEQUENCE_MAX or wait == inf):  # refuses NaN as well
+        raise UsageError(f"wait is seconds, or None, not {spelled(wait)}")
 
 
 def _done(future: Future) -> None:

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support_loop import on_loop, settle
 
 import lodeq
+from lodeq.errors import UsageError
 from lodeq.segments.journal.journal import Journal
 from lodeq.segments.journal.open import open_journal
 from lodeq.segments.journal.retention import remove_file
@@ -173,3 +175,34 @@ async def test_a_read_that_finds_records_leaves_nothing_behind(tmp_path: Path) -
     async with ten(tmp_path / "j") as journal:
         assert len(await journal.tailer().read(wait=None)) == 10
         assert not journal._wakes._waiting
+
+
+@pytest.mark.parametrize("most", [0, -1, 1.5, None, True, "5"])
+@on_loop
+async def test_no_number_of_records_is_refused(tmp_path: Path, most: Any) -> None:
+    async with ten(tmp_path / "j") as journal:
+        tailer = journal.tailer()
+        with pytest.raises(UsageError, match="at least 1"):
+            await tailer.read(most)
+        with pytest.raises(UsageError, match="at least 1"):
+            tailer.read_back(most)
+
+
+@pytest.mark.parametrize("wait", [float("nan"), "5", True, 10**400], ids=repr)
+@on_loop
+async def test_no_time_to_wait_is_refused(tmp_path: Path, wait: Any) -> None:
+    async with ten(tmp_path / "j") as journal:
+        with pytest.raises(UsageError, match="wait is seconds"):
+            await journal.tailer(start="end").read(wait=wait)
+
+
+@pytest.mark.parametrize("number", [1 << 63, 10**5000], ids=["wide", "huge"])
+@on_loop
+async def test_a_number_that_no_record_has_is_refused(tmp_path: Path, number: int) -> None:
+    async with ten(tmp_path / "j") as journal:
+        tailer = journal.tailer("mailer")
+        with pytest.raises(UsageError, match="above any"):
+            tailer.seek(number)
+        with pytest.raises(UsageError, match="above any"):
+            journal.tailer(start=number)
+        assert tailer.following == 1
