@@ -19,6 +19,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
 from ...errors import CorruptionError, StorageError, StorePathError, UsageError
@@ -204,13 +205,14 @@ def discard(root: str, job: str, names: Iterable[str]) -> None:
 
 def pending(root: str) -> list[str]:
     """The jobs that wait to be taken in, oldest first. Cheap where there is no inbox."""
+    found = []
     try:
         with os.scandir(inbox_path(root)) as entries:
-            found = [
-                (entry.stat(follow_symlinks=False).st_mtime_ns, entry.name)
-                for entry in entries
-                if entry.name.endswith(_SUFFIX) and entry.is_file(follow_symlinks=False)
-            ]
+            for entry in entries:
+                if entry.name.endswith(_SUFFIX) and entry.is_file(follow_symlinks=False):
+                    with suppress(FileNotFoundError):  # taken away meanwhile: the others wait still
+                        at_ns = entry.stat(follow_symlinks=False).st_mtime_ns
+                        found.append((at_ns, entry.name))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as exc:

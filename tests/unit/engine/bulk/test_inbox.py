@@ -2,6 +2,7 @@
 
 import errno
 import os
+from contextlib import contextmanager
 
 import pytest
 from support_ingest import create, inbox_of, manifest_of, publish, staged
@@ -222,3 +223,19 @@ def test_pending_passes_over_what_is_none(path):
     (path / "inbox" / "c.json.tmp").touch()
     (path / "inbox" / "d.json").mkdir()
     assert pending(str(path)) == ["b", "a"]
+
+
+def test_a_job_that_is_taken_away_while_it_is_listed_hides_no_other(path, monkeypatch):
+    publish(path, TASKS[:1], "a")
+    publish(path, TASKS[1:2], "b")
+    scandir = os.scandir
+
+    @contextmanager
+    def slow(folder):
+        with scandir(folder) as entries:
+            listed = list(entries)
+        os.unlink(os.path.join(folder, "a.json"))
+        yield listed
+
+    monkeypatch.setattr(inbox.os, "scandir", slow)
+    assert pending(str(path)) == ["b"]
