@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["Linger"]
+__all__ = ["WAIT_BYTES_MAX", "Linger"]
 
 APPEND_SHARE: Final = 0.75  # how long it waits, of the time that the last append took
 BACK_SHARE: Final = 0.9  # so many of those answered are back: it has been worth it
 WAIT_S_MAX: Final = 0.005
+WAIT_BYTES_MAX: Final = 256 << 10  # more is a record by itself: what comes has one of its own
 SKIPPED_MAX: Final = 64
 
 

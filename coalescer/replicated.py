@@ -58,7 +58,7 @@ from ..errors import (
 from .commit_loop import GROUP_BYTES_MAX, Coalescer, SeqSource, TickWork
 from .fsync import Syncer
 from .group import Group
-from .linger import Linger
+from .linger import WAIT_BYTES_MAX, Linger
 from .local_rows import EntryRewriter, event_rows, without_events
 from .position import NUMBER_BITS, Position
 from .replicator import Entry, KnowsWhy, Replicator, submission_bytes_max
@@ -286,7 +286,9 @@ class ReplicatedCoalescer(Coalescer):
         linger = self._linger
         linger.came += 1
         if not self._is_scheduled and (
-            self._is_full(group) if self._linger_timer is None else linger.came >= linger.goal
+            self._is_full(group)
+            if self._linger_timer is None
+            else linger.came >= linger.goal or group.bytes > WAIT_BYTES_MAX
         ):
             self.poke()
         return group
@@ -355,7 +357,7 @@ class ReplicatedCoalescer(Coalescer):
         if self._is_awaited or self._proposed >= len(self._pending) or self.election is None:
             return False
         wait_s = self._linger.wait_s()
-        if not wait_s or self._queued_bytes() > self.group_bytes_max:
+        if not wait_s or self._queued_bytes() > WAIT_BYTES_MAX:
             self._end_linger()
             return False
         if self._linger_timer is None:

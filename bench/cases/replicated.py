@@ -38,11 +38,12 @@ FAILOVER = "a killed leader is missed"
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 LEADER, CLUSTER, PLAIN = "the leader's engine", "a client of the cluster", "unreplicated, fsync"
 LEADER_FSYNC = f"{LEADER}, fsync"  # its own disk is waited for as well
-CLUSTER_SHARDS = f"{CLUSTER}, 12 shards"  # as the guide has it: each node leads six
+CLUSTER_SHARDS = f"{CLUSTER}, 12 shards"  # as the guide has it
 FAILOVERS = 15
 QUOTA_BYTES = 8 << 30  # of etcd: the rounds write gigabytes
 MORE = "&quota=8GiB"  # the same in addresses
-THROUGH = (LEADER, LEADER_FSYNC, CLUSTER, CLUSTER_SHARDS)
+IN_LEADER = (LEADER, LEADER_FSYNC)
+THROUGH = (*IN_LEADER, CLUSTER, CLUSTER_SHARDS)
 
 
 class Shape(NamedTuple):
@@ -208,7 +209,7 @@ async def _way_in(
     bench: Bench, servers: Any, through: str
 ) -> AsyncIterator[tuple[Any, Sequence[int]]]:
     """The engine of a way in, and its nodes that are processes of their own."""
-    if through in (CLUSTER, CLUSTER_SHARDS):
+    if through not in IN_LEADER:
         async with _client(servers, 12 if through == CLUSTER_SHARDS else 1) as (engine, nodes):
             yield engine, [nodes.pid(name) for name in nodes.names]
         return
@@ -311,9 +312,7 @@ def _told(bench: Bench, through: str, shape: Shape, runs: Runs) -> None:
             PLAIN,
             runs.plain,
             more=more,
-            goal=None
-            if through in (CLUSTER, CLUSTER_SHARDS)
-            else GOALS.get(shape._replace(payload="alike")),
+            goal=GOALS.get(shape._replace(payload="alike")) if through in IN_LEADER else None,
         )
     )
     if runs.carried:

@@ -182,7 +182,7 @@ def test_one_that_cannot_let_go_keeps_no_other_from_it(tmp_path):
 
 
 def outcome(tmp_path, script, *arguments, scheme=""):
-    """What a script prints that has a server, and ends well."""
+    """Run a script that has a server, and return what it prints; it ends well."""
     return ran(tmp_path, script, *arguments, scheme=scheme).stdout.strip()
 
 

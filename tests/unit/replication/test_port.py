@@ -9,6 +9,7 @@ from support_loop import FaultyStore, ManualSpawner, Seq, on_loop, settle
 
 from lodeq.coalescer.commit_loop import GROUP_BYTES_MAX
 from lodeq.coalescer.fsync import Syncer
+from lodeq.coalescer.linger import WAIT_BYTES_MAX
 from lodeq.coalescer.replicated import ReplicatedCoalescer
 from lodeq.coalescer.replicator import Done, Entry
 from lodeq.engine.records.keyspace import APPLIED, OPEN, ring_key
@@ -1135,7 +1136,7 @@ async def test_a_shard_that_fails_lets_nobody_wait_for_others() -> None:
 async def test_what_makes_a_record_full_waits_for_nobody() -> None:
     rig = make(batch_max=64)
     await one_in_line(rig)
-    group = rig.coalescer.begin(GROUP_BYTES_MAX)
+    group = rig.coalescer.begin(WAIT_BYTES_MAX)
     group.ops.append((b"large", b""))
     await settle()
     assert rig.log.proposals
