@@ -75,22 +75,23 @@ class ClusterFastCalls:
     # -- new tasks ---------------------------------------------------------------------
 
     async def enqueue(self, template: QueueTemplate, payload: Any) -> Receipt | None:
-        """See ``FastCalls.enqueue``: the leaders take tasks in turn."""
+        """See ``FastCalls.enqueue``: at the leader whose turn it is."""
         nodes = self._nodes
         node = nodes.next_leader() if nodes.is_current else None
         fast = None if node is None else self._at(node)
         if node is None or fast is None:
             return None
-        receipt = None
+        call = object()
+        nodes.under_way.add(call)
         try:
-            receipt = await fast.enqueue(template, payload)
+            return await fast.enqueue(template, payload)
         except LodeqError as error:
             nodes.note(node, error)
             if not isinstance(error, NotLeaderError | UnreachableError):  # those do nothing
                 raise
-        if receipt is None:
-            nodes.turn_back()
-        return receipt
+            return None
+        finally:
+            nodes.under_way.discard(call)
 
     async def enqueue_many(
         self, template: QueueTemplate, tasks: Sequence[NewTask]
@@ -102,6 +103,8 @@ class ClusterFastCalls:
         if node is None or fast is None:
             return None
         done: list[Receipt | None] = []
+        call = object()
+        nodes.under_way.add(call)
         try:
             receipts = await fast.enqueue_many(template, tasks)
             if receipts is not None:
@@ -111,8 +114,9 @@ class ClusterFastCalls:
             if not isinstance(error, NotLeaderError | UnreachableError):
                 raise
             done = list(error.receipts)
+        finally:
+            nodes.under_way.discard(call)
         if not any(done):
-            nodes.turn_back()
             return None
         return await self._enqueue_rest(template, tasks, done)
 
@@ -151,7 +155,7 @@ class ClusterFastCalls:
         worker: str,
         begun: Callable[[bytes], object],
     ) -> list[Granted] | None:
-        """See ``FastCalls.claim``: the leaders in turn; all wait at once where none has a task.
+        """See ``FastCalls.claim``: leader after leader; all wait at once where none has a task.
 
         Args:
             template: the queue.
@@ -200,6 +204,9 @@ class ClusterFastCalls:
 
         fast = self._at(node)
         found: list[Granted] | None = None
+        call_id = object()
+        if not wait_s:
+            nodes.under_way.add(call_id)
         try:
             if fast is not None:
                 found = await fast.claim(template, limit, lease_s, wait_s, worker, note)
@@ -221,6 +228,8 @@ class ClusterFastCalls:
             if isinstance(error, UnreachableError):
                 await take_back(nodes, node, claim_id)
             raise
+        finally:
+            nodes.under_way.discard(call_id)
         return found
 
     # -- leases ------------------------------------------------------------------------
@@ -231,6 +240,8 @@ class ClusterFastCalls:
         fast = None if node is None else self._at(node)
         if node is None or fast is None:
             return False
+        call = object()
+        self._nodes.under_way.add(call)
         try:
             return await fast.complete(lease, result, keep)
         except LodeqError as error:
@@ -238,6 +249,8 @@ class ClusterFastCalls:
             if isinstance(error, NotLeaderError | UnreachableError):
                 return False
             raise
+        finally:
+            self._nodes.under_way.discard(call)
 
     async def heartbeat_many(
         self, leases: Sequence[Granted], seconds: float | None

@@ -38,6 +38,7 @@ MAP_S: Final = 2.0  # until a node that is asked for the map, or for a connectio
 PING_S: Final = 1.0  # the same of one that is silent
 ASKED_MAX: Final = 3  # others, about a node that is silent
 DOUBT_S: Final = 5.0  # for which a silent node is passed over where another will do
+STAY_S: Final = 0.1  # with one leader, for what any of them can do
 MAP: Final = Call("GET", "/cluster")
 _PING: Final = MAP._replace(timeout_s=PING_S)
 _mono = SystemClock.mono
@@ -48,6 +49,7 @@ class Nodes:
 
     Attributes:
         topology: what is known of them.
+        under_way: an object for each short call that has been sent and does not wait for a task.
     """
 
     def __init__(self, target: ClusterTarget) -> None:
@@ -58,6 +60,8 @@ class Nodes:
         self._askers: dict[str, Transport] = {}  # for the map: a node that hangs is given up soon
         self._front: Transport | None = None
         self._turn = 0
+        self._stays_until = float("-inf")
+        self.under_way: set[object] = set()
         self._is_closed = False
 
     def link(self, node: str) -> Transport:
@@ -147,16 +151,27 @@ class Nodes:
         return not topology.is_stale and _mono() - topology.read_at < STALE_S
 
     def next_leader(self) -> str | None:
-        """A node that leads something, another one each time; None: none is known."""
-        found = self.topology.leading()
-        if not found:
-            return None
-        self._turn += 1
-        return found[self._turn % len(found)]
+        """A node that leads something, for new tasks; None: none is known.
 
-    def turn_back(self) -> None:
-        """The node that was next has done nothing: it is next again."""
-        self._turn -= 1
+        It stays the same for ``STAY_S``: what callers do at one node shares its records of the log.
+        Who calls alone shares nothing, and is sent to another one each time.
+        """
+        if not self.under_way:
+            self._stays_until = float("-inf")
+        found = self._in_turn()
+        return found[0] if found else None
+
+    def _in_turn(self) -> list[str]:
+        """The nodes that lead something, the one whose turn it is first."""
+        found = self.topology.leading()
+        if len(found) < 2:
+            return found
+        now = _mono()
+        if now >= self._stays_until:
+            self._turn += 1
+            self._stays_until = now + STAY_S
+        at = self._turn % len(found)
+        return found[at:] + found[:at]
 
     async def refresh(self, *, is_needed: bool = False) -> None:
         """Read the map, if it is old or something has shown that it is wrong.
@@ -202,7 +217,7 @@ class Nodes:
                 raise failure
 
     async def leaders(self) -> list[str]:
-        """The nodes that lead something, another one first each time.
+        """The nodes that lead something, another one first every ``STAY_S``.
 
         Raises:
             UnreachableError: nobody is known to lead anything.
@@ -210,11 +225,9 @@ class Nodes:
         patience = Patience(self.patience_s)
         while True:
             await self.refresh()
-            found = self.topology.leading()
+            found = self._in_turn()
             if found:
-                self._turn += 1
-                at = self._turn % len(found)
-                return found[at:] + found[:at]
+                return found
             if patience.is_over:
                 raise UnreachableError(
                     f"{self.target.url}: no node of the cluster leads anything: is its log there?"

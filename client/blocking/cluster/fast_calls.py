@@ -76,22 +76,23 @@ class SyncClusterFastCalls:
     # -- new tasks ---------------------------------------------------------------------
 
     def enqueue(self, template: QueueTemplate, payload: Any) -> Receipt | None:
-        """See ``FastCalls.enqueue``: the leaders take tasks in turn."""
+        """See ``FastCalls.enqueue``: at the leader whose turn it is."""
         nodes = self._nodes
         node = nodes.next_leader() if nodes.is_current else None
         fast = None if node is None else self._at(node)
         if node is None or fast is None:
             return None
-        receipt = None
+        call = object()
+        nodes.under_way.add(call)
         try:
-            receipt = fast.enqueue(template, payload)
+            return fast.enqueue(template, payload)
         except LodeqError as error:
             nodes.note(node, error)
             if not isinstance(error, NotLeaderError | UnreachableError):  # those do nothing
                 raise
-        if receipt is None:
-            nodes.turn_back()
-        return receipt
+            return None
+        finally:
+            nodes.under_way.discard(call)
 
     def enqueue_many(
         self, template: QueueTemplate, tasks: Sequence[NewTask]
@@ -103,6 +104,8 @@ class SyncClusterFastCalls:
         if node is None or fast is None:
             return None
         done: list[Receipt | None] = []
+        call = object()
+        nodes.under_way.add(call)
         try:
             receipts = fast.enqueue_many(template, tasks)
             if receipts is not None:
@@ -112,8 +115,9 @@ class SyncClusterFastCalls:
             if not isinstance(error, NotLeaderError | UnreachableError):
                 raise
             done = list(error.receipts)
+        finally:
+            nodes.under_way.discard(call)
         if not any(done):
-            nodes.turn_back()
             return None
         return self._enqueue_rest(template, tasks, done)
 
@@ -152,7 +156,7 @@ class SyncClusterFastCalls:
         worker: str,
         begun: Callable[[bytes], object],
     ) -> list[Granted] | None:
-        """See ``FastCalls.claim``: the leaders in turn; all wait at once where none has a task.
+        """See ``FastCalls.claim``: leader after leader; all wait at once where none has a task.
 
         Args:
             template: the queue.
@@ -201,6 +205,9 @@ class SyncClusterFastCalls:
 
         fast = self._at(node)
         found: list[Granted] | None = None
+        call_id = object()
+        if not wait_s:
+            nodes.under_way.add(call_id)
         try:
             if fast is not None:
                 found = fast.claim(template, limit, lease_s, wait_s, worker, note)
@@ -222,6 +229,8 @@ class SyncClusterFastCalls:
             if isinstance(error, UnreachableError):
                 take_back(nodes, node, claim_id)
             raise
+        finally:
+            nodes.under_way.discard(call_id)
         return found
 
     # -- leases ------------------------------------------------------------------------
@@ -232,6 +241,8 @@ class SyncClusterFastCalls:
         fast = None if node is None else self._at(node)
         if node is None or fast is None:
             return False
+        call = object()
+        self._nodes.under_way.add(call)
         try:
             return fast.complete(lease, result, keep)
         except LodeqError as error:
@@ -239,6 +250,8 @@ class SyncClusterFastCalls:
             if isinstance(error, NotLeaderError | UnreachableError):
                 return False
             raise
+        finally:
+            self._nodes.under_way.discard(call)
 
     def heartbeat_many(
         self, leases: Sequence[Granted], seconds: float | None
