@@ -38,7 +38,7 @@ MAP_S: Final = 2.0  # until a node that is asked for the map, or for a connectio
 PING_S: Final = 1.0  # the same of one that is silent
 ASKED_MAX: Final = 3  # others, about a node that is silent
 DOUBT_S: Final = 5.0  # for which a silent node is passed over where another will do
-STAY_S: Final = 0.1  # with one leader, for what any of them can do
+STAY_S: Final = 0.25  # with one leader, for what any of them can do
 MAP: Final = Call("GET", "/cluster")
 _PING: Final = MAP._replace(timeout_s=PING_S)
 _mono = SystemClock.mono
