@@ -27,9 +27,8 @@ measured in the same rounds: the same load on an unreplicated store with `durabi
 bare appends of records of the same size to the same etcd, one under way at a time. Nodes run in
 `nosync`, the mode for a cluster: what is acknowledged has been synced by a majority of etcd's
 members. With *fsync* the leader waits for its own disk as well. Payloads have 100 bytes: *alike*
-the same in every task, *random* such as nothing packs. Of *12 shards* the first node leads all to
-begin with, and the other one takes over one after another. Of two log groups it is the CPU a cycle
-of the busier etcd.
+the same in every task, *random* such as nothing packs. Of *12 shards* the two nodes lead five to
+seven each. Of two log groups it is the CPU a cycle of the busier etcd.
 """
 
 MODEL: Final = """\

@@ -150,14 +150,17 @@ async def _leading(
 
 @asynccontextmanager
 async def _client(servers: Any, shards: int) -> AsyncIterator[tuple[Any, Any]]:
-    """A client of two nodes that are processes."""
+    """A client of two nodes that are processes, and lead about as many shards each."""
+    from support_etcd import looked
     from support_nodes import nodes_of
 
-    async with (
-        nodes_of(servers, ("a", "b"), shards=shards, more=MORE) as nodes,
-        nodes.connect() as engine,
-    ):
-        yield engine, nodes
+    def is_even(leaders: list[str] | None) -> bool:
+        return leaders is not None and abs(2 * leaders.count("a") - shards) <= 2
+
+    async with nodes_of(servers, ("a", "b"), shards=shards, more=MORE) as nodes:
+        await looked(nodes.leaders, is_even, 120)
+        async with nodes.connect() as engine:
+            yield engine, nodes
 
 
 async def measured(engine: Any, shape: Shape, seconds: float) -> float:

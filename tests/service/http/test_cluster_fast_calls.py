@@ -1,5 +1,7 @@
 """The short forms of the link in a cluster: to whoever leads, or the general way."""
 
+import asyncio
+
 import anyio
 import pytest
 from support_cluster_client import client, cluster
@@ -8,6 +10,7 @@ import lodeq
 import lodeq.sync
 from lodeq import NewTask
 from lodeq.client.blocking.fast_calls import SyncFastCalls
+from lodeq.client.cluster import nodes as client_nodes
 from lodeq.client.fast_calls import FastCalls
 from lodeq.client.transport.transport import SyncTransport, Transport
 
@@ -185,3 +188,103 @@ async def test_a_heartbeat_counts_from_its_sending(engine, monkeypatch):
     assert may_be_live(lease)
     now[0] = sent_at + 30.1
     assert not may_be_live(lease)
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The clock by which a client stays with a leader, stopped."""
+    found = [1000.0]
+    monkeypatch.setattr(client_nodes, "_mono", lambda: found[0])
+    return found
+
+
+def leaders_of(engine, receipts):
+    topology = engine.fast._nodes.topology
+    return [topology.leader(topology.shard_of(bytes(one.id))) for one in receipts]
+
+
+async def all_linked(engine):
+    """Enqueue until every link is open."""
+    for n in range(3):
+        await engine.queue("opening").enqueue(n)
+
+
+async def test_callers_at_once_stay_with_one_leader(engine, now):
+    await all_linked(engine)
+    receipts = []
+
+    async def call():
+        receipts.extend([await engine.queue("mail").enqueue(n) for n in range(5)])
+
+    turns = []
+    for _ in range(3):
+        del receipts[:]
+        await asyncio.gather(*(call() for _ in range(4)))
+        (leader,) = set(leaders_of(engine, receipts))
+        turns.append(leader)
+    assert len(set(turns)) == 3, "between them nobody called, and the next leader had its turn"
+
+
+async def test_the_next_leader_has_its_turn_after_a_while(engine, now):
+    await all_linked(engine)
+    engine.fast._nodes.under_way.add("a call that is not answered yet")
+    leaders = []
+    for seconds in (0.0, client_nodes.STAY_S, 0.0, client_nodes.STAY_S * 0.9, client_nodes.STAY_S):
+        now[0] += seconds
+        leaders += leaders_of(engine, [await engine.queue("mail").enqueue(1)])
+    first, second, *stayed, last = leaders
+    assert stayed == [second, second]
+    assert len({first, second, last}) == 3
+
+
+async def test_who_calls_alone_meets_every_leader(engine, now):
+    await all_linked(engine)
+    receipts = [await engine.queue("mail").enqueue(n) for n in range(9)]
+    found = leaders_of(engine, receipts)
+    assert len(set(found[:3])) == 3
+    assert found == found[:3] * 3
+
+
+async def test_a_claim_asks_first_where_the_last_tasks_went(engine, now, monkeypatch):
+    await all_linked(engine)
+    mail, asked, real = engine.queue("mail"), [], FastCalls.claim
+
+    def claim(self, *given):
+        asked.append(self)
+        return real(self, *given)
+
+    monkeypatch.setattr(FastCalls, "claim", claim)
+    for n in range(6):
+        await mail.enqueue(n)
+        (lease,) = await mail.claim()
+        await lease.complete()
+    assert len(asked) == 6
+
+
+@pytest.mark.parametrize("name", ["enqueue", "enqueue_many", "claim", "complete"])
+async def test_a_call_that_was_given_up_is_not_under_way(engine, monkeypatch, name):
+    await all_linked(engine)
+    mail = engine.queue("mail")
+    await mail.enqueue(1)
+    (lease,) = await mail.claim()
+    under_way = engine.fast._nodes.under_way
+    calls = {
+        "enqueue": lambda: mail.enqueue(2),
+        "enqueue_many": lambda: mail.enqueue_many([NewTask(3)]),
+        "claim": mail.claim,
+        "complete": lease.complete,
+    }
+    is_sent = asyncio.Event()
+
+    async def never(self, *_):
+        is_sent.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(FastCalls, name, never)
+    task = asyncio.create_task(calls[name]())
+    await is_sent.wait()
+    assert len(under_way) == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not under_way
