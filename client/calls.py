@@ -54,7 +54,7 @@ from ..repository.model.values import (
     NewTask,
     Task,
 )
-from .documents.records import backoff_doc, new_task_doc, stored_value, when_text
+from .documents.records import backoff_doc, new_task_doc, options_doc, stored_value, when_text
 from .documents.wire import JSON, MSGPACK_FORM, Stored
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ __all__ = [
     "history",
     "list_query",
     "nack",
+    "packed_options",
     "payload_part",
     "place",
     "progress",
@@ -180,6 +181,7 @@ class QueueTemplate:
         self.is_all = isinstance(tenant, AllTenants)
         queue_name, tenant_name = names_of(name, "" if self.is_all else tenant)
         self.name, self.tenant = queue_name.decode(), tenant_name.decode()
+        self.routing = b"%b\0%b\0" % (queue_name, tenant_name)  # in front of a dedup key
         self.lease_s = length_s(lease)
         self.codec = codec
         if backoff is not None and not isinstance(backoff, Backoff):
@@ -261,12 +263,7 @@ def enqueue_many(
     if template is not None and template.codec is not session.codecs.get(name):
         codecs = _with(session.codecs, name, template.codec)
     if template is not None and not template.faces:
-        tasks = [
-            task._replace(labels=None, function=None, preview=None)
-            if isinstance(task, NewTask)
-            else task
-            for task in tasks
-        ]
+        tasks = [_without_face(task) if isinstance(task, NewTask) else task for task in tasks]
     docs: list[Any] = []
     try:
         for task in tasks:
@@ -287,6 +284,23 @@ def enqueue_many(
     for start, end in [(0, len(docs))] if is_atomic else _chunks(sizes, session.batch_max):
         call = Call("POST", "/tasks", base | {"tasks": docs[start:end]}, is_write=True)
         yield call, end - start
+
+
+def packed_options(session: Session, template: QueueTemplate, task: NewTask) -> bytes | None:
+    """What a task has beside its payload, as ``enqueue`` sends it; None: only that can say more.
+
+    Raises:
+        UsageError: an option is wrong.
+    """
+    doc = options_doc(FORM, task if template.faces else _without_face(task), session)
+    try:
+        return FORM.dumps(doc)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _without_face(task: NewTask) -> NewTask:
+    return task._replace(labels=None, function=None, preview=None)
 
 
 def _without_policy(task: NewTask) -> NewTask:

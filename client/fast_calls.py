@@ -15,7 +15,7 @@ from ..errors import BusyError, UsageError
 from ..repository.model.arguments import is_plain
 from ..repository.model.codec import encode_value
 from ..repository.model.values import NewTask, Receipt
-from .calls import CHUNK_BYTES_MAX, Call, QueueTemplate, Session
+from .calls import CHUNK_BYTES_MAX, Call, QueueTemplate, Session, packed_options
 from .documents.records import Granted, encode_payload
 from .transport.entries import (
     AnswerLostError,
@@ -23,6 +23,7 @@ from .transport.entries import (
     granted_of,
     moment_of,
     read_answer,
+    receipt_in,
     task_id_of,
     task_ids_of,
 )
@@ -39,6 +40,7 @@ _VALUE_BYTES_MAX: Final = 1 << 20
 _ENQUEUE_OP, _ENQUEUE_MANY_OP, _CLAIM_OP = int(Op.ENQUEUE), int(Op.ENQUEUE_MANY), int(Op.CLAIM)
 _COMPLETE_OP, _COMPLETE_MANY_OP = int(Op.COMPLETE), int(Op.COMPLETE_MANY)
 _HEARTBEAT_OP: Final = int(Op.HEARTBEAT)
+_ENQUEUE_WITH_OP: Final = int(Op.ENQUEUE_WITH)
 _receipt: Final = tuple.__new__
 
 
@@ -80,6 +82,28 @@ class FastCalls:
             raise self._link.target.lost(_ENQUEUE, exc) from exc
         receipt: Receipt = _receipt(Receipt, (task_id, False, None))
         return receipt
+
+    async def enqueue_with(self, template: QueueTemplate, task: NewTask) -> Receipt | None:
+        """``Queue.enqueue`` with options, but ``after``, ``on_failure`` and ``durable``."""
+        connection = self._link.taken(_ENQUEUE_WITH_OP)
+        if connection is None or template.is_all:
+            return None
+        try:
+            kind, data = encode_payload(task.payload, template.codec, self._session)
+            options = packed_options(self._session, template, task)
+        except UsageError as error:
+            error.at(0)  # as of many
+            raise
+        if options is None or len(data) > _VALUE_BYTES_MAX:
+            return None
+        try:
+            members = kind, data, options, self._timeout_s
+            answer = await connection.ask(_ENQUEUE_WITH_OP, template, members)
+            return read_answer(receipt_in, answer)
+        except NotBegunError:
+            return None
+        except AnswerLostError as exc:
+            raise self._link.target.lost(_ENQUEUE, exc) from exc
 
     async def enqueue_many(
         self, template: QueueTemplate, tasks: Sequence[NewTask]

@@ -12,7 +12,12 @@ from ..errors import IncompleteError, LodeqError
 from ..repository.model.arguments import duration_s, listed, waits
 from ..repository.model.flows.workflows import OnFailure
 from ..repository.model.payload_sources import PayloadSource
-from ..repository.model.task_options import CONFLICT_DEFAULT, PRIORITY_DEFAULT
+from ..repository.model.task_options import (
+    CONFLICT_DEFAULT,
+    NO_IDS,
+    ON_FAILURE_DEFAULT,
+    PRIORITY_DEFAULT,
+)
 from ..repository.model.values import (
     AnyId,
     Backoff,
@@ -147,6 +152,7 @@ class RemoteQueue:
             receipt = await fast.enqueue(self._template, payload)
             if receipt is not None:
                 return receipt
+            fast = None
         task = NewTask(
             payload,
             None,
@@ -170,6 +176,15 @@ class RemoteQueue:
             after=after,
             on_failure=on_failure,
         )
+        if (
+            fast is not None
+            and durable is None
+            and after is NO_IDS
+            and on_failure is ON_FAILURE_DEFAULT
+        ):
+            receipt = await fast.enqueue_with(self._template, task)
+            if receipt is not None:
+                return receipt
         doc = await self._engine.send(
             calls.enqueue(self._engine.session, self._template, task, durable)
         )

@@ -13,7 +13,12 @@ from ...errors import IncompleteError, LodeqError
 from ...repository.model.arguments import duration_s, listed, waits
 from ...repository.model.flows.workflows import OnFailure
 from ...repository.model.payload_sources import PayloadSource
-from ...repository.model.task_options import CONFLICT_DEFAULT, PRIORITY_DEFAULT
+from ...repository.model.task_options import (
+    CONFLICT_DEFAULT,
+    NO_IDS,
+    ON_FAILURE_DEFAULT,
+    PRIORITY_DEFAULT,
+)
 from ...repository.model.values import (
     AnyId,
     Backoff,
@@ -148,6 +153,7 @@ class SyncRemoteQueue:
             receipt = fast.enqueue(self._template, payload)
             if receipt is not None:
                 return receipt
+            fast = None
         task = NewTask(
             payload,
             None,
@@ -171,6 +177,15 @@ class SyncRemoteQueue:
             after=after,
             on_failure=on_failure,
         )
+        if (
+            fast is not None
+            and durable is None
+            and after is NO_IDS
+            and on_failure is ON_FAILURE_DEFAULT
+        ):
+            receipt = fast.enqueue_with(self._template, task)
+            if receipt is not None:
+                return receipt
         doc = self._engine.send(calls.enqueue(self._engine.session, self._template, task, durable))
         return receipt_of(doc["receipts"][0])
 

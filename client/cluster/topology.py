@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ...engine.runtime.ids import shard_of
+from ...engine.runtime.ids import shard_of, shard_of_slot, slot_of
 from ...errors import UsageError
 from .address import NODES_MAX, identity_of, node_url
 
@@ -96,6 +96,10 @@ class Topology:
     def shard_of(self, task_id: bytes) -> int:
         """The shard of a task or workflow."""
         return shard_of(task_id, self.shards)
+
+    def shard_of_key(self, routing: bytes) -> int:
+        """The shard of what has a key; ``routing``: the key, of a dedup key with its queue."""
+        return shard_of_slot(slot_of(routing), self.shards)
 
     def leader(self, shard: int) -> str | None:
         """The identity of a shard's leader, as far as it is known."""

@@ -69,6 +69,7 @@ __all__ = [
     "flat_of",
     "health_of",
     "new_task_doc",
+    "options_doc",
     "part_doc",
     "plain_doc",
     "queue_doc",
@@ -193,10 +194,13 @@ def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, session:
     doc: dict[str, Any] = {}
     name = task.queue
     codec = codecs.get(name if isinstance(name, str) and name else queue)
-    limits = session.limits
     form.put(doc, "payload", Stored(*encode_payload(task.payload, codec, session)))
-    if is_plain(task):
-        return doc
+    return doc if is_plain(task) else doc | options_doc(form, task, session)
+
+
+def options_doc(form: Form, task: NewTask, session: Any) -> dict[str, Any]:
+    """Write what a task to enqueue has beside its payload, as ``new_task_doc``."""
+    doc: dict[str, Any] = {}
     for name, check in _CHECKS.items():
         value = getattr(task, name)
         if value is not getattr(_PLAIN, name):
@@ -245,7 +249,7 @@ def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, session:
         form.put(
             doc,
             "headers",
-            stored_value(dict(headers), None, limits.headers_bytes_max, "headers"),
+            stored_value(dict(headers), None, session.limits.headers_bytes_max, "headers"),
         )
     return doc
 

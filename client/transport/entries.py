@@ -15,6 +15,7 @@ from ...engine.runtime.task_id import TaskId, as_task_id
 from ...errors import BusyError, ClosedError, LodeqError, UnreachableError, UsageError
 from ...repository.model.codec import MSGPACK
 from ...repository.model.faces import face_fields
+from ...repository.model.values import Receipt
 from ..calls import FORM, Call, QueueTemplate
 from ..documents.problems import error_of
 from ..documents.records import Granted
@@ -36,6 +37,7 @@ __all__ = [
     "queue_document",
     "read_answer",
     "read_welcome",
+    "receipt_in",
     "task_id_of",
     "task_ids_of",
     "turned_away",
@@ -163,6 +165,14 @@ def task_ids_of(ids: bytes, n: int) -> list[TaskId]:
 def task_id_of(id: bytes) -> TaskId:
     """The id of a task."""
     return task_ids_of(id, 1)[0]
+
+
+def receipt_in(value: Any) -> Receipt:
+    """The receipt of an enqueue with options: an id, or what else there is to say."""
+    if type(value) is bytes:
+        return Receipt(task_id_of(value))
+    id, is_duplicate, replaced = value[:3]
+    return Receipt(task_id_of(id), is_duplicate, None if replaced is None else task_id_of(replaced))
 
 
 def moment_of(us: int) -> datetime:

@@ -14,6 +14,8 @@ from typing import Any
 
 from ...engine.records.result import Status
 from ...errors import InvariantError, LeaseLostError
+from ..model.faces import packed_face
+from ..model.task_options import CONFLICT_DEFAULT
 from ..model.values import NewTask
 from ..state.engine_state import EngineState
 from ..state.long_polls import LongPoll
@@ -21,6 +23,7 @@ from ..tasks import lease_operations
 from ..tasks.claim import TURN_TASKS, drop, serve_waiter, take
 from ..tasks.fast_path import submit_claim, submit_complete, submit_plain, submit_plain_many
 from ..tasks.lease import Lease
+from ..tasks.option_path import submit_keyed, submit_task
 from ..tasks.task_end import End, finish_all, give_back
 from .lease_proof import LeaseProof, find
 from .queue import Queue
@@ -116,6 +119,68 @@ class DirectCalls:
         if submitted[0] is None:
             outcome.set_result(submitted[1])
         return True
+
+    def enqueue_with(self, queue: Queue, task: NewTask, outcome: Outcome) -> bool:
+        """``Queue.enqueue`` with options; the receipt is the outcome.
+
+        Raises: as ``Queue.enqueue``.
+        """
+        state, shared = self._state, queue._defaults
+        (
+            payload,
+            _,
+            _,
+            priority,
+            delay,
+            run_at,
+            ttl,
+            key,
+            window,
+            on_conflict,
+            headers,
+            attempts,
+            shard_key,
+            retry,
+            retention,
+            dead_retention,
+            labels,
+            function,
+            preview,
+            *_,
+        ) = task
+        if (
+            queue._is_everybodys
+            or run_at is not None
+            or attempts is not None
+            or shard_key is not None
+            or on_conflict != CONFLICT_DEFAULT
+            or retry is not None
+            or retention is not None
+            or dead_retention is not None
+        ):
+            return False
+        face = b""
+        has_face = function is not None or preview is not None or labels is not None
+        if has_face and shared.faces and state.keeps_faces(shared.queue):
+            face = packed_face(function, preview, labels, state.redaction)
+        if key is not None and delay is None and ttl is None and headers is None and not face:
+            queued = submit_keyed(state, shared, payload, priority, key, window, None, outcome)
+        else:
+            queued = submit_task(
+                state,
+                shared,
+                payload,
+                priority,
+                delay,
+                ttl,
+                key,
+                window,
+                headers,
+                None,
+                face,
+                outcome,
+            )
+        return queued is not None
 
     def enqueue_many(self, queue: Queue, payloads: Sequence[Any], outcome: Outcome) -> bool:
         """``Queue.enqueue_many`` without options; the receipts are the outcome.

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from operator import is_
 from typing import Any, Final
 
+from ...coalescer.commit_loop import Coalescer
 from ...coalescer.group import Group
 from ...coalescer.shard_status import STALLED
 from ...engine.records.events import ENQUEUED, pack_one
@@ -261,6 +262,7 @@ def submit_keyed(
     dedup_key: Any,
     dedup_window: Any,
     durable: bool | None,
+    waiter: Future | None = None,
 ) -> tuple[Future, Receipt] | None:
     """``submit_task`` for a dedup key without delay and TTL, with ``place_task`` folded into it.
 
@@ -272,6 +274,7 @@ def submit_keyed(
         dedup_key: whoever holds it, its receipt is returned.
         dedup_window: seconds.
         durable: True waits for an fsync, whatever the engine's mode.
+        waiter: gets the receipt, in place of a future; not with ``durable``.
     """
     if not state.takes_plain or state.is_disk_low:
         return None
@@ -326,8 +329,7 @@ def submit_keyed(
         holder = _holder(state, shard, ghost, now_ms)
         if holder is not None:
             state.totals.duplicates += 1
-            answer = coalescer.wait(group, None, is_durable=durable is True)
-            return answer, _receipt(Receipt, (holder, True, None))
+            return _awaited(coalescer, group, (holder, True, None), durable, waiter)
     tenant_queue = shared.tenant_queue
     if tenant_queue is None or tenant_queue.is_dropped:
         tenant_queue = shared.tenant_queue = state.tenant_queue(shared.queue, shared.tenant)
@@ -410,8 +412,8 @@ def submit_keyed(
     receipt: Receipt = _receipt(Receipt, (task_id, False, None))
     if durable is True:
         return coalescer.wait(group, None, is_durable=True), receipt
-    future = state.future()
-    group.waiters.append((future, None))
+    future = state.future() if waiter is None else waiter
+    group.waiters.append((future, receipt))
     return future, receipt
 
 
@@ -436,6 +438,7 @@ def submit_task(
     headers: Any,
     durable: bool | None,
     face: bytes = b"",
+    waiter: Future | None = None,
 ) -> tuple[Future, Receipt] | None:
     """Queue an enqueue with these options and no others. None: it has to go the general way.
 
@@ -451,6 +454,7 @@ def submit_task(
         headers: a mapping that msgpack packs.
         durable: True waits for an fsync, whatever the engine's mode.
         face: as ``packed_face`` packs it.
+        waiter: gets the receipt, in place of a future; not with ``durable``.
     """
     if not state.takes_plain or state.is_disk_low:
         return None
@@ -489,8 +493,7 @@ def submit_task(
         holder = _holder(state, shard, ghost, now_us // 1000)
         if holder is not None:
             state.totals.duplicates += 1
-            answer = coalescer.wait(group, None, is_durable=durable is True)
-            return answer, _receipt(Receipt, (holder, True, None))
+            return _awaited(coalescer, group, (holder, True, None), durable, waiter)
     tenant_queue = shared.tenant_queue
     if tenant_queue is None or tenant_queue.is_dropped:
         tenant_queue = shared.tenant_queue = state.tenant_queue(shared.queue, shared.tenant)
@@ -498,8 +501,22 @@ def submit_task(
     place_task(
         state, shard, group, shard_queue, shared, task_id, kind, data, options, ghost, now_us
     )
-    receipt: Receipt = _receipt(Receipt, (task_id, False, None))
-    return coalescer.wait(group, None, is_durable=durable is True), receipt
+    return _awaited(coalescer, group, (task_id, False, None), durable, waiter)
+
+
+def _awaited(
+    coalescer: Coalescer,
+    group: Group,
+    fields: tuple[TaskId, bool, None],
+    durable: bool | None,
+    waiter: Future | None,
+) -> tuple[Future, Receipt]:
+    """A receipt, and what gets it once the group is applied, or durable."""
+    receipt: Receipt = _receipt(Receipt, fields)
+    if waiter is None:
+        return coalescer.wait(group, None, is_durable=durable is True), receipt
+    group.waiters.append((waiter, receipt))
+    return waiter, receipt
 
 
 def _takes(shard: Shard) -> bool:

@@ -116,6 +116,7 @@ __all__ = [
     "Request",
     "ResultQuery",
     "TakeSnapshot",
+    "TaskOptions",
     "TasksQuery",
     "TenantQuery",
     "TenantsQuery",
@@ -358,6 +359,12 @@ class _TaskOptions(Request):
     labels: Labels | None = None
     function: FaceFunction | None = None
     preview: str | None = None
+
+
+class TaskOptions(_TaskOptions):
+    """The options of a task whose payload and queue stand beside them."""
+
+    what: ClassVar[str] = "the options"
 
 
 class _TaskMembers(_TaskOptions):

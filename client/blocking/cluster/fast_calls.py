@@ -19,6 +19,7 @@ from ....errors import CommitUnknownError, LodeqError, NotLeaderError, Unreachab
 from ....repository.model.values import NewTask, Receipt
 from ... import calls
 from ...calls import CLAIM_ID_BYTES, FORM, QueueTemplate, Session
+from ...cluster.target import Doubt
 from ...documents.records import Granted, receipt_of
 from ..fast_calls import SyncFastCalls
 from .claims import claim_in_turn, take_back
@@ -93,6 +94,46 @@ class SyncClusterFastCalls:
             return None
         finally:
             nodes.under_way.discard(call)
+
+    def enqueue_with(self, template: QueueTemplate, task: NewTask) -> Receipt | None:
+        """See ``FastCalls.enqueue_with``: at the leader that a key says, else as ``enqueue``."""
+        nodes = self._nodes
+        if not nodes.is_current:
+            return None
+        keyed = self._by_key(template, task)
+        node = keyed or nodes.next_leader()
+        fast = None if node is None else self._at(node)
+        if node is None or fast is None:
+            return None
+        receipt = None
+        try:
+            receipt = fast.enqueue_with(template, task)
+        except CommitUnknownError as error:
+            nodes.note(node, error)
+            if task.dedup_key is None:
+                raise
+            with Doubt() as doubt:  # the same twice is the same as once
+                doubt.of(error)
+                doc = self._send(calls.enqueue(self._session, template, task, None))
+                return receipt_of(doc["receipts"][0])
+        except LodeqError as error:
+            nodes.note(node, error)
+            if not isinstance(error, NotLeaderError | UnreachableError):  # those do nothing
+                raise
+        if receipt is None and keyed is None:
+            nodes.turn_back()
+        return receipt
+
+    def _by_key(self, template: QueueTemplate, task: NewTask) -> str | None:
+        """Who leads the shard that the key of a task says; None: it has none, or nobody known."""
+        key: Any = task.dedup_key if task.dedup_key is not None else task.shard_key
+        if isinstance(key, str):
+            key = key.encode("utf-8", "replace")
+        if not isinstance(key, bytes):
+            return None
+        start = b"" if task.dedup_key is None else template.routing
+        topology = self._nodes.topology
+        return topology.leader(topology.shard_of_key(start + key))
 
     def enqueue_many(
         self, template: QueueTemplate, tasks: Sequence[NewTask]

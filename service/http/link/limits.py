@@ -35,6 +35,7 @@ NEEDS: Final[Mapping[type, Role]] = {
     requests.Heartbeat: Role.WORKER,
     requests.Call: ANY,
     requests.Cancel: ANY,
+    requests.EnqueueWith: Role.PRODUCER,
 }
 
 
@@ -89,4 +90,5 @@ _CHECKS: Final[Mapping[type, _Check]] = {
     requests.CompleteMany: _check_leases,
     requests.End: _check_lease,
     requests.Heartbeat: _check_leases,
+    requests.EnqueueWith: _check_handle,
 }

@@ -10,17 +10,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from ....client.documents.wire import Stored
+from ....client.documents.wire import MSGPACK_FORM, Stored
 from ....engine.runtime.task_id import as_task_id
-from ....errors import LeaseLostError, NotLeaderError, RecordCorruptError, UsageError
+from ....errors import (
+    LeaseLostError,
+    NotLeaderError,
+    PayloadTooLargeError,
+    RecordCorruptError,
+    UsageError,
+)
 from ....repository.api.direct_calls import Outcome
 from ....repository.api.lease_proof import LeaseProof
 from ....repository.api.queue import Queue as EngineQueue
 from ....repository.model.arguments import duration_s
 from ....repository.model.codec import CODEC, MSGPACK, CodecBytes, PackedBytes, decode_value
-from ....repository.model.values import NewTask
+from ....repository.model.values import NewTask, Receipt
 from ..document_reader import at_most
-from ..payload_limits import engine_value
+from ..payload_limits import document, engine_value
+from ..routes.enqueue import task_options
 from . import calls, requests
 from .claims import claim
 from .port import LinkPort
@@ -31,6 +38,7 @@ __all__ = ["HANDLERS"]
 _CHECK_COST: Final = 16  # a byte that is checked, beside one that is answered
 _TASK_COST: Final = 4 << 10  # a task of many
 _SMALL: Final = 16 << 10  # bytes; checking a larger value takes turns of the loop
+_OPTIONS_BYTES_MAX: Final = 64 << 10  # without headers
 _DIRECT_MAX: Final = 512  # leases ended in one turn of the loop
 
 
@@ -79,6 +87,23 @@ class _Receipt(Outcome):
         fail(self._link, self._id, error)
 
 
+class _FullReceipt(_Receipt):
+    """Answers an enqueue with options."""
+
+    __slots__ = ()
+
+    def set_result(self, value: Any, /) -> None:
+        self._link.answer(self._id, _written(value))
+
+
+def _written(receipt: Receipt) -> Any:
+    """A receipt as it is answered: nearly always an id."""
+    id, is_duplicate, replaced = receipt
+    if not is_duplicate and replaced is None:
+        return bytes(id)
+    return bytes(id), is_duplicate, None if replaced is None else bytes(replaced)
+
+
 class _Receipts(_Receipt):
     """Answers an enqueue of many."""
 
@@ -109,6 +134,40 @@ async def _enqueue_slowly(link: LinkPort, queue: EngineQueue, entry: requests.En
     payload = await _checked(link, entry.kind, entry.payload, bytes_max, "payload")
     receipt = await queue.enqueue(payload)
     link.answer(entry.id, bytes(receipt.id))
+
+
+def _enqueue_with(link: LinkPort, entry: requests.EnqueueWith) -> None:
+    queue = queue_of(link, entry.handle)
+    limits, packed = link.serving.hub.limits, entry.options
+    link.cost += _CHECK_COST * len(packed)
+    options: dict[str, Any] | None = None
+    if len(packed) <= _SMALL:
+        options = task_options(MSGPACK_FORM, limits, requests.read_options(packed))
+        payload = _value(link, entry.kind, entry.payload, "payload")
+        if payload is not None:
+            task, receipt = NewTask(payload, **options), _FullReceipt(link, entry.id)
+            with suppress(UsageError):  # raised below, as of many
+                if link.serving.direct.enqueue_with(queue, task, receipt):
+                    return
+    elif len(packed) > _OPTIONS_BYTES_MAX + limits.headers_bytes_max:
+        raise PayloadTooLargeError(f"the options have {len(packed)} bytes: that is too much")
+    link.spawn(entry.id, _enqueue_with_slowly(link, queue, entry, options))
+
+
+async def _enqueue_with_slowly(
+    link: LinkPort,
+    queue: EngineQueue,
+    entry: requests.EnqueueWith,
+    options: dict[str, Any] | None,
+) -> None:
+    hub = link.serving.hub
+    if options is None:
+        given = await document(MSGPACK_FORM, entry.options, hub.view.turns())
+        options = task_options(MSGPACK_FORM, hub.limits, requests.options_of(given))
+    bytes_max = hub.limits.value_bytes_max
+    payload = await _checked(link, entry.kind, entry.payload, bytes_max, "payload")
+    (receipt,) = await queue.enqueue_many([NewTask(payload, **options)])
+    link.answer(entry.id, _written(receipt))
 
 
 def _enqueue_many(link: LinkPort, entry: requests.EnqueueMany) -> None:
@@ -310,4 +369,5 @@ HANDLERS: Final[Mapping[type, Callable[[LinkPort, Any], None]]] = {
     requests.Heartbeat: _heartbeat,
     requests.Call: _call,
     requests.Cancel: _cancel,
+    requests.EnqueueWith: _enqueue_with,
 }

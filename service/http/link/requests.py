@@ -9,10 +9,14 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Meta, Struct
+from msgpack import ExtType
+from msgspec import UNSET, Meta, Struct
 
+from ....client.documents.wire import MSGPACK_FORM
 from ....client.transport.layout import HANDLES_MAX, NONCE_BYTES, Op, entry_count
 from ....repository.model.arguments import LIMIT_MAX
+from ..document_reader import read
+from ..schemas import TaskOptions
 
 __all__ = [
     "Call",
@@ -23,14 +27,17 @@ __all__ = [
     "End",
     "Enqueue",
     "EnqueueMany",
+    "EnqueueWith",
     "Heartbeat",
     "Hello",
     "MalformedError",
     "Queue",
     "Request",
+    "options_of",
     "read_entry",
     "read_frame",
     "read_hello",
+    "read_options",
 ]
 
 ITEMS_MAX: Final = 4096  # of one request
@@ -148,6 +155,17 @@ class Cancel(Struct, array_like=True, tag=Op.CANCEL.value, gc=False):
     id: Id
 
 
+class EnqueueWith(Struct, array_like=True, tag=Op.ENQUEUE_WITH.value, gc=False):
+    """One task; ``options`` is a document."""
+
+    id: Id
+    handle: Handle
+    kind: Kind
+    payload: bytes
+    options: bytes
+    deadline: Seconds | None = None
+
+
 Request = (
     Queue
     | Enqueue
@@ -159,6 +177,7 @@ Request = (
     | Heartbeat
     | Call
     | Cancel
+    | EnqueueWith
 )
 
 
@@ -175,6 +194,10 @@ _RAW: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _REQUEST: Final = msgspec.msgpack.Decoder(Request)
 _REQUESTS: Final = msgspec.msgpack.Decoder(list[Request])
 _HELLO: Final = msgspec.msgpack.Decoder(Hello)
+_OPTIONS: Final = msgspec.msgpack.Decoder(
+    TaskOptions, ext_hook=lambda code, data: ExtType(code, bytes(data))
+)
+_SAME_READ: Final = (UNSET.__class__, ExtType)  # of headers
 _ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -214,3 +237,27 @@ def read_hello(body: bytes) -> tuple[int, Hello]:
         return body[0], _HELLO.decode(body[1:])
     except _ERRORS as exc:
         raise MalformedError(f"no hello: {exc}") from exc
+
+
+def read_options(packed: bytes) -> TaskOptions:
+    """The options of one task.
+
+    Raises:
+        UsageError: they are none, as ``options_of``.
+    """
+    try:
+        found: TaskOptions = _OPTIONS.decode(packed)
+    except _ERRORS:  # what is read more liberally, or is wrong
+        return options_of(MSGPACK_FORM.loads(packed))
+    if found.run_at is not None or found.headers.__class__ not in _SAME_READ:
+        return options_of(MSGPACK_FORM.loads(packed))
+    return found
+
+
+def options_of(document: Any) -> TaskOptions:
+    """The options in a document, as a call of ``POST /tasks`` reads them.
+
+    Raises:
+        UsageError: one is missing, unknown, or not what it must be.
+    """
+    return read(MSGPACK_FORM, document, TaskOptions)

@@ -11,10 +11,10 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from ....client.documents.records import receipt_doc
-from ....client.documents.wire import Stored
+from ....client.documents.wire import Form, Stored
 from ....errors import LodeqError, PayloadTooLargeError, UsageError
 from ....repository.model.codec import MSGPACK, decode_headers
-from ....repository.model.values import Backoff, NewTask, StreamOptions
+from ....repository.model.values import Backoff, Limits, NewTask, StreamOptions
 from .. import schemas
 from ..access.roles import Role
 from ..document_reader import at_most, key_of, moment_of, stored_of
@@ -22,7 +22,7 @@ from ..named_queues import queue_in_path, task_for_path, tasks_of_document
 from ..operations import operation
 from ..request_context import RequestContext
 
-__all__ = ["enqueue", "enqueue_many", "enqueue_stream", "new_tasks"]
+__all__ = ["enqueue", "enqueue_many", "enqueue_stream", "new_tasks", "task_options"]
 
 KEY_WINDOW_S: Final = 86_400.0  # how long an Idempotency-Key is remembered
 _KEY_HEADER: Final = "idempotency-key"
@@ -36,7 +36,7 @@ _OWN_POLICY: Final = (
 )  # that ``Queue.enqueue`` does not take
 _PASSED: Final[Mapping[type[schemas.Request], Sequence[str]]] = {  # to the engine, as they are
     kind: [one for one in NewTask._fields if one in kind.__struct_fields__ if one not in _CONVERTED]
-    for kind in (schemas.NewTask, schemas.Enqueue, schemas.EnqueueStream)
+    for kind in (schemas.NewTask, schemas.Enqueue, schemas.EnqueueStream, schemas.TaskOptions)
 }
 
 
@@ -74,7 +74,8 @@ async def enqueue(
 )
 async def enqueue_stream(context: RequestContext, query: schemas.EnqueueStream) -> Response:
     """Enqueue one task into the queue in the path; the body is its payload, as it comes."""
-    (task,) = _keyed(context, [NewTask(b"", **_options(context, query))])
+    own = task_options(context.form, context.server.limits, query)
+    (task,) = _keyed(context, [NewTask(b"", **own)])
     options = {name: getattr(task, name) for name in StreamOptions.__annotations__}
     queue = context.server.queue(context.path("queue"), query.tenant)
     with context.uploading() as chunks:
@@ -131,15 +132,23 @@ async def _task(context: RequestContext, document: schemas.NewTask | schemas.Enq
     payload = await context.value(document, "payload", context.server.limits.value_bytes_max)
     if payload is None:
         raise UsageError("a task needs 'payload' (or 'payload_base64')")
-    return NewTask(payload, **_options(context, document))
+    return NewTask(payload, **task_options(context.form, context.server.limits, document))
 
 
-def _options(
-    context: RequestContext, document: schemas.NewTask | schemas.Enqueue | schemas.EnqueueStream
+def task_options(
+    form: Form,
+    limits: Limits,
+    document: schemas.NewTask | schemas.Enqueue | schemas.EnqueueStream | schemas.TaskOptions,
 ) -> dict[str, Any]:
-    """The members of a task but its payload."""
-    headers = stored_of(context.form, document, "headers")
-    bytes_max = context.server.limits.headers_bytes_max
+    """The members of a task but its payload.
+
+    Args:
+        form: of the document.
+        limits: of the engine.
+        document: with options.
+    """
+    headers = stored_of(form, document, "headers")
+    bytes_max = limits.headers_bytes_max
     return {
         "run_at": moment_of(document.run_at, "run_at"),
         "headers": None if headers is None else _headers(headers, bytes_max),
