@@ -189,7 +189,7 @@ class Client:
         self.wire = Wire()
         self.connection = FramedConnection(loop, 30.0)
         self.wire.begin(self.connection)
-        self.receive(frame(b"\x01" + pack([True, list(range(10))])))
+        self.receive(frame(b"\x01" + pack([True, list(range(11))])))
         link = FramedLink(FramedTarget("unix:///s", "/s", None, 30.0))
         link._connection = self.connection
         session = Session(SESSION)
@@ -223,4 +223,5 @@ class Client:
             fast.complete(lease, None, keep=False),
             fast.complete_many([(lease, None)]),
             self.connection.send(Call("GET", "/queues/mail/stats")),
+            fast.enqueue_with(template, NewTask(b"x", dedup_key="k")),
         ]

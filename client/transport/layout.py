@@ -57,7 +57,7 @@ class Op(IntEnum):
     HEARTBEAT = 7
     CALL = 8
     CANCEL = 9
-    ENQUEUE_WITH = 10
+    ENQUEUE_WITH_OPTIONS = 10
 
 
 class Status(IntEnum):

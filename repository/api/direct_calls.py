@@ -126,6 +126,7 @@ class DirectCalls:
         Raises: as ``Queue.enqueue``.
         """
         state, shared = self._state, queue._defaults
+        fields: Any = task  # of any type: compiled code would refuse a wrong one before we can
         (
             payload,
             _,
@@ -147,7 +148,7 @@ class DirectCalls:
             function,
             preview,
             *_,
-        ) = task
+        ) = fields
         if (
             queue._is_everybodys
             or run_at is not None

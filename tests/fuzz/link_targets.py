@@ -69,6 +69,29 @@ def _proof(rng: random.Random) -> list[Any]:
     return [_id(rng), _q(rng), _b(rng, 20)]
 
 
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "priority": (0, 9),
+    "delay": (0, 1.5),
+    "ttl": (60,),
+    "dedup_key": ("k", b"k"),
+    "on_conflict": ("return", "raise", "replace"),
+    "headers": ({"a": 1}, msgpack.ExtType(1, pack({"a": 1})), {"at": [{}]}),
+    "run_at": ("2030-01-01T00:00:00Z", msgpack.Timestamp(2_000_000_000)),
+    "retry": ({"kind": "fixed"},),
+    "labels": ({"a": "b"},),
+    "shard_key": ("s",),
+}
+
+
+def _options(rng: random.Random) -> dict[str, Any]:
+    """Options, some of which are wrong or do not go together."""
+    names = rng.sample(sorted(OPTIONS), rng.randrange(4))
+    found = {name: rng.choice(OPTIONS[name]) for name in names}
+    if rng.random() < 0.3:
+        found[rng.choice((*OPTIONS, "queue", "payload"))] = rng.choice(ANYTHING)
+    return found
+
+
 def _right(rng: random.Random, id: int) -> list[Any]:
     """An entry as the page has it."""
     kind, handle = rng.randrange(3), rng.randrange(3)
@@ -85,9 +108,10 @@ def _right(rng: random.Random, id: int) -> list[Any]:
             lambda: [7, id, [_proof(rng) for _ in range(rng.randrange(3))], None],
             lambda: [8, id, rng.choice(("GET", "POST")), rng.choice(PATHS), query, None, 5.0],
             lambda: [9, rng.randrange(1, id + 2)],
+            lambda: [10, id, handle, kind, b"\xc0", pack(_options(rng))],
         )
     )()
-    if 0 < entry[0] < 8 and rng.random() < 0.3:
+    if entry[0] not in (0, 8, 9) and rng.random() < 0.3:
         entry.append(rng.choice((None, 0, 0.01, 60)))  # a deadline
     return entry
 
@@ -100,7 +124,7 @@ def _entries(rng: random.Random, first_id: int) -> list[Any]:
 def wrong_entries(rng: random.Random) -> Iterator[list[Any]]:
     """Each operation with each of its members replaced by anything else, left out, or added to."""
     seen = set()
-    while len(seen) < 10:
+    while len(seen) < 11:
         right = _right(rng, 1)
         if right[0] in seen:
             continue
@@ -110,6 +134,11 @@ def wrong_entries(rng: random.Random) -> Iterator[list[Any]]:
             for value in ANYTHING:
                 yield [*right[:at], value, *right[at + 1 :]]
                 yield [*right[:at], value, *right[at:]]
+    for name in OPTIONS:
+        for value in ANYTHING:
+            yield [10, 1, 0, 0, b"x", pack({name: value})]
+    for value in ANYTHING:
+        yield [10, 1, 0, 0, b"x", pack(value)]
     yield from ANYTHING
 
 
@@ -278,6 +307,7 @@ def _right_answers(rng: random.Random) -> list[list[Any]]:
         [rng.randrange(1, 7), 2, {**PROBLEM, "task_id": str(uuid.UUID(bytes=_id(rng)))}],
         [0, 3, rng.randrange(7)],
         [77, 0, None],
+        [7, 0, [_id(rng), True, rng.choice((None, _id(rng)))]],
     ]
 
 
@@ -303,6 +333,8 @@ def wrong_answers(rng: random.Random) -> Iterator[list[Any]]:
         for value in ANYTHING:
             yield [1, 2, {**PROBLEM, name: value}]
     for value in ANYTHING:
+        yield [7, 0, [bytes(16), value, value]]
+        yield [7, 0, [value, True, None]]
         yield [5, 0, [value]]
         yield [5, 0, [[0, value]]]
     yield from ANYTHING

@@ -9,6 +9,7 @@ import pytest
 
 from lodeq.client.documents.problems import problem_of
 from lodeq.client.transport import layout
+from lodeq.client.transport.entries import receipt_in
 from lodeq.errors import DeadlineExceededError
 from lodeq.service.http.link import connection, port, requests
 
@@ -86,6 +87,17 @@ def test_a_deadline():
     problem = problem_of(DeadlineExceededError("late"))
     for name in ("type", "status", "retry_after_ms"):
         assert json.dumps({name: problem[name]})[1:-1] in PAGE
+
+
+def test_a_task_with_options():
+    body, new, duplicate = frames_in(shown("00 00 00 1f"))
+    (enqueue,) = requests.read_frame(body)
+    assert (enqueue.id, enqueue.handle, enqueue.kind, enqueue.payload) == (6, 0, 0, b"hi")
+    assert requests.read_options(enqueue.options).dedup_key == "order-7"
+    assert layout.frames_of([(10, 6, 0, 0, b"hi", enqueue.options)])[4:] == body
+    ((_, _, answer),), ((_, _, again),) = msgpack.unpackb(new), msgpack.unpackb(duplicate)
+    first, second = receipt_in(answer), receipt_in(again)
+    assert (first.duplicate, second) == (False, first._replace(duplicate=True))
 
 
 @pytest.mark.parametrize("op", list(layout.Op), ids=str)

@@ -38,6 +38,7 @@ __all__ = ["HANDLERS"]
 _CHECK_COST: Final = 16  # a byte that is checked, beside one that is answered
 _TASK_COST: Final = 4 << 10  # a task of many
 _SMALL: Final = 16 << 10  # bytes; checking a larger value takes turns of the loop
+_OPTIONS_COST: Final = 4 * _CHECK_COST  # a byte of options, which become objects
 _OPTIONS_BYTES_MAX: Final = 64 << 10  # without headers
 _DIRECT_MAX: Final = 512  # leases ended in one turn of the loop
 
@@ -139,7 +140,7 @@ async def _enqueue_slowly(link: LinkPort, queue: EngineQueue, entry: requests.En
 def _enqueue_with(link: LinkPort, entry: requests.EnqueueWith) -> None:
     queue = queue_of(link, entry.handle)
     limits, packed = link.serving.hub.limits, entry.options
-    link.cost += _CHECK_COST * len(packed)
+    link.cost += _OPTIONS_COST * len(packed)
     options: dict[str, Any] | None = None
     if len(packed) <= _SMALL:
         options = task_options(MSGPACK_FORM, limits, requests.read_options(packed))
@@ -162,8 +163,10 @@ async def _enqueue_with_slowly(
 ) -> None:
     hub = link.serving.hub
     if options is None:
-        given = await document(MSGPACK_FORM, entry.options, hub.view.turns())
-        options = task_options(MSGPACK_FORM, hub.limits, requests.options_of(given))
+        async with link.calls_at_work:  # as a call: its parts are counted and read in turns
+            link.check_time(entry.deadline)
+            given = await document(MSGPACK_FORM, entry.options, hub.view.turns())
+            options = task_options(MSGPACK_FORM, hub.limits, requests.options_of(given))
     bytes_max = hub.limits.value_bytes_max
     payload = await _checked(link, entry.kind, entry.payload, bytes_max, "payload")
     (receipt,) = await queue.enqueue_many([NewTask(payload, **options)])

@@ -155,7 +155,7 @@ class Cancel(Struct, array_like=True, tag=Op.CANCEL.value, gc=False):
     id: Id
 
 
-class EnqueueWith(Struct, array_like=True, tag=Op.ENQUEUE_WITH.value, gc=False):
+class EnqueueWith(Struct, array_like=True, tag=Op.ENQUEUE_WITH_OPTIONS.value, gc=False):
     """One task; ``options`` is a document."""
 
     id: Id

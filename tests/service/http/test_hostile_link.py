@@ -18,6 +18,7 @@ from lodeq.service.http.operations import OPERATIONS
 pytestmark = pytest.mark.anyio
 MAIL = [0, 0, pack({"queue": "mail"})]
 LATER = [0, 1, pack({"queue": "later"})]
+LISTS = pack({"headers": {"x": [[]] * 16364}})  # a byte less is as much as is read at once
 
 
 @pytest.fixture
@@ -443,6 +444,9 @@ async def test_every_operation_of_http_as_a_call(peer, document):
         pytest.param([(2, 9, 0, [b"xy"] * 4096)] * 400, id="a frame of a million parts"),
         pytest.param([(1, 0, 1, b"\x91" * 90 + b"\xc0")] * 4000, id="values to check"),
         pytest.param([(1, 0, 1, b"\xdc\x3f\x00" + b"\x90" * 16128)] * 60, id="lists to check"),
+        pytest.param([(10, 0, 0, b"x", pack({"priority": 3}))] * 4000, id="options"),
+        pytest.param([(10, 0, 0, b"x", LISTS[:-1])] * 60, id="options of lists"),
+        pytest.param([(10, 0, 0, b"x", LISTS)] * 60, id="options to count"),
         pytest.param([(7, [(bytes(16), 1, b"t")] * 4000, None)] * 10, id="heartbeats"),
         pytest.param([(5, [(bytes(16), 1, b"t", 0, b"")] * 4000)] * 10, id="completes"),
     ],
@@ -477,18 +481,19 @@ async def test_what_comes_to_its_turn_too_late_is_not_begun(engine, peer, monkey
         [6, *lease, "nack", None, "", 0],
         [7, [lease], None, 0],
         [8, "POST", "/queues/later/purge", {}, pack({}), 0],
+        [10, 0, 0, b"late", pack({"dedup_key": "k"}), 0],
     ]
     requests = [peer.request(one[0], *one[1:]) for one in late]
     first, last = peer.request(1, 0, 0, b"first", 0), peer.request(1, 0, 0, b"last", 60)
-    first[1], last[1] = 1, 10
+    first[1], last[1] = 1, 11
     for n, one in enumerate(requests):
         one[1] = 2 + n
     peer.send(first)  # at once: its time has not passed
     peer.send(*requests, last)
     await turns(300)
     found = peer.answers()
-    assert found[1][0] == found[10][0] == 0
-    for n in range(2, 10):
+    assert found[1][0] == found[11][0] == 0
+    for n in range(2, 11):
         assert problem(found[n]) == 503, found[n]
         assert found[n][1]["type"] == "urn:lodeq:problem:deadline-exceeded"
     tasks = await engine.queue("mail").list("ready")

@@ -405,6 +405,7 @@ async def test_the_link_looks_at_queues_and_leases(engine, settings):
                 [5, 0, [[*own, None, None], [*foreign, None, None]]],
                 [6, 0, *foreign, "bury", None, ""],
                 [7, 0, [own, foreign], None],
+                [10, 0, 1, 0, b"x", pack({"priority": 1})],
                 [8, 0, "GET", "/queues/other/stats", {}, None, None],
                 [8, 0, "POST", "/leases/claim", {}, pack({"queues": ["other"]}), None],
             ]
@@ -422,6 +423,7 @@ async def test_the_link_looks_at_queues_and_leases(engine, settings):
                 [4, 23, *own, None, None, True],
                 [4, 24, *own, None, None, True],  # a repeated one succeeds
                 [8, 25, "GET", "/queues/mail/stats", {}, None, None],
+                [10, 26, 0, 0, b"x", pack({"dedup_key": "k"})],
             ]
             for request in allowed:
                 wire.send(request)

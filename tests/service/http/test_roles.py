@@ -102,6 +102,7 @@ LINK_MAY = {
     requests.Heartbeat: {"worker"},
     requests.Call: ANYBODY,
     requests.Cancel: ANYBODY,
+    requests.EnqueueWith: {"producer"},
 }
 PARTS = {"queue": "mail", "task_id": "0" * 32, "snapshot_id": "20260101T000000000Z"}
 ID, LEASE = bytes(16), [bytes(16), 1, bytes(16)]
@@ -114,6 +115,7 @@ LINK_REQUESTS = [
     (requests.End, [6, 1, *LEASE, "nack", None, ""]),
     (requests.Heartbeat, [7, 1, [LEASE], None]),
     (requests.Call, [8, 1, "GET", "/engine", {}, None, None]),
+    (requests.EnqueueWith, [10, 1, 0, 0, b"x", b"\x80"]),
 ]
 
 
