@@ -139,11 +139,11 @@ class DirectCalls:
             window,
             on_conflict,
             headers,
-            attempts,
+            _,
             shard_key,
-            retry,
-            retention,
-            dead_retention,
+            _,
+            _,
+            _,
             labels,
             function,
             preview,
@@ -152,19 +152,23 @@ class DirectCalls:
         if (
             queue._is_everybodys
             or run_at is not None
-            or attempts is not None
             or shard_key is not None
             or on_conflict != CONFLICT_DEFAULT
-            or retry is not None
-            or retention is not None
-            or dead_retention is not None
         ):
             return False
+        policy = shared.policy_of(fields)
         face = b""
         has_face = function is not None or preview is not None or labels is not None
         if has_face and shared.faces and state.keeps_faces(shared.queue):
             face = packed_face(function, preview, labels, state.redaction)
-        if key is not None and delay is None and ttl is None and headers is None and not face:
+        if (
+            key is not None
+            and delay is None
+            and ttl is None
+            and headers is None
+            and not face
+            and policy is shared.policy
+        ):
             queued = submit_keyed(state, shared, payload, priority, key, window, None, outcome)
         else:
             queued = submit_task(
@@ -180,6 +184,7 @@ class DirectCalls:
                 None,
                 face,
                 outcome,
+                policy,
             )
         return queued is not None
 

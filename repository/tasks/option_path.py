@@ -1,8 +1,8 @@
 """Enqueues with options, flattened as in ``fast_path``: priority, delay, TTL, dedup key, headers.
 
-They queue exactly the rows the general code queues (a test compares them byte for byte). Attempts
-of a task's own, shard keys, ``run_at`` and what may replace or refuse a duplicate go the
-general way, and so does whatever is wrong: there it gets its error.
+They queue exactly the rows the general code queues (a test compares them byte for byte). Shard
+keys, ``run_at`` and what may replace or refuse a duplicate go the general way, policies of a task's
+own but where ``submit_task`` is given one, and so does whatever is wrong: there it gets its error.
 
 - ``submit_keyed``: one task with a dedup key, without delay and TTL: ``+t +q +g``.
 - ``submit_task``: one task: ``+t +q``, with a dedup key ``+g``.
@@ -116,6 +116,7 @@ def place_task(
     options: Options,
     ghost: bytes,
     now_us: int,
+    policy: bytes,
 ) -> None:
     """``place`` for a task with these options: its rows, and what memory knows of it.
 
@@ -131,6 +132,7 @@ def place_task(
         options: as checked.
         ghost: hash of the dedup key, which nobody holds and the filter knows; else ``NO_GHOST``.
         now_us: wall microseconds.
+        policy: the task's.
     """
     priority, delay_ms, ttl_ms, window_ms, _, headers, face = options
     now_ms = now_us // 1000
@@ -155,7 +157,7 @@ def place_task(
         seq,
         due_ms,
         expires_ms,
-        shared.policy,
+        policy,
         ghost,
         ghost_expires_ms,
         len(headers),
@@ -439,6 +441,7 @@ def submit_task(
     durable: bool | None,
     face: bytes = b"",
     waiter: Future | None = None,
+    policy: bytes | None = None,
 ) -> tuple[Future, Receipt] | None:
     """Queue an enqueue with these options and no others. None: it has to go the general way.
 
@@ -455,6 +458,7 @@ def submit_task(
         durable: True waits for an fsync, whatever the engine's mode.
         face: as ``packed_face`` packs it.
         waiter: gets the receipt, in place of a future; not with ``durable``.
+        policy: of the task; None: the queue's.
     """
     if not state.takes_plain or state.is_disk_low:
         return None
@@ -499,7 +503,18 @@ def submit_task(
         tenant_queue = shared.tenant_queue = state.tenant_queue(shared.queue, shared.tenant)
     shard_queue = tenant_queue.shard_queue(shard)
     place_task(
-        state, shard, group, shard_queue, shared, task_id, kind, data, options, ghost, now_us
+        state,
+        shard,
+        group,
+        shard_queue,
+        shared,
+        task_id,
+        kind,
+        data,
+        options,
+        ghost,
+        now_us,
+        shared.policy if policy is None else policy,
     )
     return _awaited(coalescer, group, (task_id, False, None), durable, waiter)
 
@@ -620,6 +635,7 @@ def submit_tasks(
                     options,
                     ghost,
                     now_us,
+                    shared.policy,
                 )
         if rows and shard_queue is not None:
             state.totals.enqueued += len(rows)

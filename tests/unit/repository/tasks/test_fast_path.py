@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 
-from lodeq import NewTask
+from lodeq import Backoff, NewTask
 from lodeq.engine.runtime.ids import SeededRng, shard_of
-from lodeq.repository.api import queue
+from lodeq.repository.api import direct_calls, queue
 from lodeq.repository.api.open import open_in_memory
 from lodeq.repository.state.engine_state import EngineState
 from lodeq.repository.state.lease_state import LeaseState
@@ -185,6 +186,62 @@ async def test_same_rows_as_the_general_code_with_headers_and_face(monkeypatch, 
     monkeypatch.setattr(queue, "submit_claim", lambda *_: None)
     monkeypatch.setattr(lease.fast_path, "submit_complete", lambda *_: None)
     assert await rows_of_named_tasks(shards) == flat
+
+
+POLICIES = (
+    {"max_attempts": 9},
+    {"retry": Backoff("fixed", base=2.0), "dedup_key": "p"},
+    {"retention": 5, "dead_retention": 50, "delay": 1, "headers": {"n": 1}},
+    {"run_at": datetime(2031, 1, 1, tzinfo=UTC)},
+    {"shard_key": "s"},
+    {"dedup_key": "a", "on_conflict": "replace"},
+)
+
+
+class Told(direct_calls.Outcome):
+    """Tells a future."""
+
+    def __init__(self):
+        super().__init__()
+        self.future = asyncio.get_running_loop().create_future()
+
+    def set_result(self, value):
+        self.future.set_result(value)
+
+    def set_exception(self, error):
+        self.future.set_exception(error)
+
+
+async def rows_of_direct_calls(*, is_direct):
+    """Every row that tasks with options leave that are enqueued directly, or the general way."""
+    rows, clock, receipts, direct = [], ManualClock(), [], 0
+    async with open_in_memory(clock=clock, rng=SeededRng(8)) as engine:
+        mail = engine.queue("mail", tenant="acme", retention=60)
+        calls = direct_calls.DirectCalls(engine._state)
+        for _ in range(2):
+            for n, options in enumerate((*OPTIONS, *POLICIES)):
+                payload = PAYLOADS[n % len(PAYLOADS)]
+                task, told = NewTask(payload, **options), Told()
+                if is_direct and calls.enqueue_with(mail, task, told):
+                    direct += 1
+                    receipts.append(await told.future)
+                else:
+                    receipts.append(await mail.enqueue(payload, **options))
+                rows.append(engine._state.shards[0].store.scan(b"", b"\xff", 10_000))
+                rows.append((engine._state.totals.enqueued, engine._state.totals.duplicates))
+        await passed(clock, 4.0)
+        leases = await mail.claim(limit=64)
+        rows.append([(one.task_id, one.policy, one.headers, one.function) for one in leases])
+        assert (await engine.verify()).ok
+    assert direct == (2 * (len(OPTIONS) + len(POLICIES) - 3) if is_direct else 0)
+    return receipts, rows
+
+
+async def test_same_rows_as_the_general_code_of_direct_calls(monkeypatch):
+    direct = await rows_of_direct_calls(is_direct=True)
+    for name in ("submit_keyed", "submit_task", "submit_plain"):
+        monkeypatch.setattr(queue, name, lambda *_: None)
+    assert await rows_of_direct_calls(is_direct=False) == direct
 
 
 def put_unheld(put_delayed):
