@@ -7,7 +7,7 @@ import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import cycle
+from itertools import count, cycle
 from typing import NamedTuple
 
 from watch import Watch
@@ -16,6 +16,7 @@ from lodeq import Engine, Limits, NewTask, Queue
 
 PAYLOAD = bytes(range(100))
 ALIKE = (PAYLOAD,)
+_keys = count()
 UNLIKE = tuple(map(random.Random(100).randbytes, [len(PAYLOAD)] * 4096))  # nothing packs them
 SECONDS_MIN = 0.2  # in less, a slow machine ends nothing, and no ratio can be made of that
 # Of a store in which no result is removed, so that no load pays for what another has left.
@@ -86,8 +87,18 @@ async def closed_loop(
     *,
     name: str = "loop",
     payloads: Sequence[bytes] = ALIKE,
+    has_keys: bool = False,
 ) -> float:
-    """Each caller enqueues, claims and completes in turn. Cycles per second."""
+    """Each caller enqueues, claims and completes in turn. Cycles per second.
+
+    Args:
+        engine: that is measured.
+        seconds: how long.
+        callers: how many.
+        name: of the queue.
+        payloads: taken in turn.
+        has_keys: each task has a dedup key of its own.
+    """
     queue = engine.queue(name)
     payload = cycle(payloads).__next__
     done = 0
@@ -96,7 +107,10 @@ async def closed_loop(
     async def call() -> None:
         nonlocal done
         while time.perf_counter() < stop:
-            await queue.enqueue(payload())
+            if has_keys:
+                await queue.enqueue(payload(), dedup_key=f"{name}-{next(_keys)}")
+            else:
+                await queue.enqueue(payload())
             for lease in await queue.claim():
                 await lease.complete(b"ok")
                 done += 1

@@ -7,7 +7,7 @@ import { pack, unpack } from "./msgpack.mjs";
 const VERSION = 1;
 const FRAME_MAX = 8 << 20, OWN_FRAME = 256 << 10; // bytes
 const ENTRIES_MAX = 4096, HANDLES_MAX = 1024, OPEN_MAX = 4096; // open: without an answer
-const Op = { queue: 0, enqueue: 1, enqueueMany: 2, claim: 3, complete: 4, end: 6, heartbeat: 7, call: 8, cancel: 9 };
+const Op = { queue: 0, enqueue: 1, enqueueMany: 2, claim: 3, complete: 4, end: 6, heartbeat: 7, call: 8, cancel: 9, enqueueWith: 10 };
 const Status = { done: 0, part: 1, problem: 2, goodbye: 3 };
 
 /** The server did not do it. `kind` is the error's name, as "lease-lost". */
@@ -204,6 +204,14 @@ class Queue {
   /** Enqueue bytes as they are, or what msgpack can pack. Returns the task's id. */
   enqueue(payload) {
     return this.link.request(Op.enqueue, packed(payload), { queue: this.document });
+  }
+
+  /** The same with options as HTTP has them: `dedup_key`, `delay`, … Returns a receipt. */
+  async enqueueWith(options, payload) {
+    const args = [...packed(payload), pack(options)];
+    const found = await this.link.request(Op.enqueueWith, args, { queue: this.document });
+    const [id, duplicate, replaced] = Buffer.isBuffer(found) ? [found, false, null] : found;
+    return { id, duplicate, replaced };
   }
 
   /** Enqueue up to 4,096 payloads. Returns their ids. */

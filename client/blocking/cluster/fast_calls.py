@@ -100,14 +100,14 @@ class SyncClusterFastCalls:
         nodes = self._nodes
         if not nodes.is_current:
             return None
-        keyed = self._by_key(template, task)
-        node = keyed or nodes.next_leader()
+        node = self._by_key(template, task) or nodes.next_leader()
         fast = None if node is None else self._at(node)
         if node is None or fast is None:
             return None
-        receipt = None
+        call = object()
+        nodes.under_way.add(call)
         try:
-            receipt = fast.enqueue_with(template, task)
+            return fast.enqueue_with(template, task)
         except CommitUnknownError as error:
             nodes.note(node, error)
             if task.dedup_key is None:
@@ -120,9 +120,9 @@ class SyncClusterFastCalls:
             nodes.note(node, error)
             if not isinstance(error, NotLeaderError | UnreachableError):  # those do nothing
                 raise
-        if receipt is None and keyed is None:
-            nodes.turn_back()
-        return receipt
+            return None
+        finally:
+            nodes.under_way.discard(call)
 
     def _by_key(self, template: QueueTemplate, task: NewTask) -> str | None:
         """Who leads the shard that the key of a task says; None: it has none, or nobody known."""

@@ -36,6 +36,17 @@ assert.equal(found.status, "completed");
 await lease.extend(30);
 assert.equal(lease.deadline, null);
 
+// options
+const first = await mail.enqueueWith({ dedup_key: "order-7", priority: 9 }, { n: 1 });
+assert.equal(first.duplicate, false);
+assert.deepEqual(await mail.enqueueWith({ dedup_key: "order-7" }, { n: 2 }), { ...first, duplicate: true });
+const other = await mail.enqueueWith({ dedup_key: "order-7", on_conflict: "replace" }, { n: 3 });
+assert.deepEqual([other.duplicate, other.replaced], [false, first.id]);
+await assert.rejects(mail.enqueueWith({ priority: 10 }, 1), { kind: "usage" });
+[lease] = await mail.claim();
+assert.deepEqual([lease.id, { ...lease.payload }], [other.id, { n: 3 }]);
+await lease.complete();
+
 // many, bytes as they are, nack with a reason, a lease that had ended
 const ids = await mail.enqueueMany([Buffer.from("a"), Buffer.from("b"), Buffer.from("c")]);
 assert.equal(ids.length, 3);
