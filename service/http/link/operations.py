@@ -139,10 +139,10 @@ async def _enqueue_slowly(link: LinkPort, queue: EngineQueue, entry: requests.En
 
 def _enqueue_with(link: LinkPort, entry: requests.EnqueueWith) -> None:
     queue = queue_of(link, entry.handle)
-    limits, packed = link.serving.hub.limits, entry.options
-    link.cost += _OPTIONS_COST * len(packed)
+    limits, packed, n = link.serving.hub.limits, entry.options, len(entry.options)
+    link.cost += _OPTIONS_COST * n
     options: dict[str, Any] | None = None
-    if len(packed) <= _SMALL:
+    if n <= _SMALL:
         options = task_options(MSGPACK_FORM, limits, requests.read_options(packed))
         payload = _value(link, entry.kind, entry.payload, "payload")
         if payload is not None:
@@ -150,8 +150,9 @@ def _enqueue_with(link: LinkPort, entry: requests.EnqueueWith) -> None:
             with suppress(UsageError):  # raised below, as of many
                 if link.serving.direct.enqueue_with(queue, task, receipt):
                     return
-    elif len(packed) > _OPTIONS_BYTES_MAX + limits.headers_bytes_max:
-        raise PayloadTooLargeError(f"the options have {len(packed)} bytes: that is too much")
+    elif n > (most := _OPTIONS_BYTES_MAX + limits.headers_bytes_max):
+        text = f"the options have {n} bytes, the limit is {most}"
+        raise PayloadTooLargeError(text, size_bytes=n, limit_bytes=most)
     link.spawn(entry.id, _enqueue_with_slowly(link, queue, entry, options))
 
 

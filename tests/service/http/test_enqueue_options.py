@@ -521,6 +521,21 @@ async def test_a_lost_one_with_a_key_is_sent_again_in_a_cluster(cut, monkeypatch
         assert (await queue.stats()).ready == 14
 
 
+async def test_a_lost_one_that_nobody_answers_for_may_have_happened(cut):
+    async def nobody(call):
+        raise lodeq.NotLeaderError("nobody leads it")
+
+    async with cluster() as nodes, client(nodes) as engine:
+        queue = engine.queue("mail")
+        for n in range(6):
+            await queue.enqueue(n)
+        engine.fast._send = nobody
+        cut[0] = 1
+        with pytest.raises(lodeq.CommitUnknownError, match="was lost"):
+            await queue.enqueue(b"x", dedup_key="k")
+        assert (await queue.stats()).ready == 7
+
+
 # --- a cluster ----------------------------------------------------------------------------------
 
 
