@@ -261,7 +261,7 @@ async def test_a_claim_asks_first_where_the_last_tasks_went(engine, now, monkeyp
     assert len(asked) == 6
 
 
-@pytest.mark.parametrize("name", ["enqueue", "enqueue_many", "claim", "complete"])
+@pytest.mark.parametrize("name", ["enqueue", "enqueue_with", "enqueue_many", "claim", "complete"])
 async def test_a_call_that_was_given_up_is_not_under_way(engine, monkeypatch, name):
     await all_linked(engine)
     mail = engine.queue("mail")
@@ -270,6 +270,7 @@ async def test_a_call_that_was_given_up_is_not_under_way(engine, monkeypatch, na
     under_way = engine.fast._nodes.under_way
     calls = {
         "enqueue": lambda: mail.enqueue(2),
+        "enqueue_with": lambda: mail.enqueue(2, priority=3),
         "enqueue_many": lambda: mail.enqueue_many([NewTask(3)]),
         "claim": mail.claim,
         "complete": lease.complete,
