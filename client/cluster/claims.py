@@ -74,8 +74,11 @@ async def claim_in_turn(nodes: Nodes, doc: Mapping[str, Any], take: Take) -> lis
     if not leases and wait_s > 0 and doc.get("dead"):  # nobody is told when a task dies elsewhere
         await pause(min(wait_s, DEAD_LOOK_S))
         return await _sweep(nodes, doc["limit"], take, await nodes.leaders())
-    if not leases and wait_s > 0 and await _wait(nodes, doc, order, wait_s):
-        leases = await _sweep(nodes, doc["limit"], take, await nodes.leaders())
+    if not leases and wait_s > 0:
+        ready = await _wait(nodes, doc, order, wait_s)
+        if ready is not None:
+            order = sorted(await nodes.leaders(), key=lambda node: node != ready)
+            leases = await _sweep(nodes, doc["limit"], take, order)
     return leases
 
 
@@ -118,8 +121,10 @@ async def take_back(nodes: Nodes, node: str, claim_id: bytes | None) -> None:
         await at_last(partial(nodes.ask, node, calls.cancel_claim(claim_id)), CANCEL_CLAIM_S)
 
 
-async def _wait(nodes: Nodes, doc: Mapping[str, Any], order: list[str], wait_s: float) -> bool:
-    """Wait until a leader has something; nothing is taken."""
+async def _wait(
+    nodes: Nodes, doc: Mapping[str, Any], order: list[str], wait_s: float
+) -> str | None:
+    """The first leader that has something; nothing is taken. None: none has within the time."""
     ids = [_rng.bytes(CLAIM_ID_BYTES) for _ in order]
 
     async def ready(n: int) -> bool:
@@ -133,4 +138,5 @@ async def _wait(nodes: Nodes, doc: Mapping[str, Any], order: list[str], wait_s: 
     async def stop(n: int) -> None:
         await nodes.ask(order[n], calls.cancel_claim(ids[n]))
 
-    return await first_true([partial(ready, n) for n in range(len(order))], stop)
+    first = await first_true([partial(ready, n) for n in range(len(order))], stop)
+    return None if first is None else order[first]

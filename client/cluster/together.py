@@ -38,29 +38,31 @@ async def gather(asks: Sequence[Ask[T]]) -> list[T | LodeqError]:
     return found
 
 
-async def first_true(asks: Sequence[Ask[bool]], stop: Callable[[int], Awaitable[object]]) -> bool:
-    """Whether one of them returns True; the others are given up then.
+async def first_true(
+    asks: Sequence[Ask[bool]], stop: Callable[[int], Awaitable[object]]
+) -> int | None:
+    """The number of the first that returns True, the others are given up then; None: none does.
 
     Args:
         asks: one at least. What fails counts as False.
         stop: ends the one of that number, where it cannot be cancelled.
     """
-    is_true = False
+    first: int | None = None
     async with create_task_group() as group:
 
-        async def one(ask: Ask[bool]) -> None:
-            nonlocal is_true
+        async def one(n: int) -> None:
+            nonlocal first
             try:
-                answer = await ask()
+                answer = await asks[n]()
             except LodeqError:
                 return
-            if answer:
-                is_true = True
+            if answer and first is None:
+                first = n
                 group.cancel_scope.cancel()
 
-        for ask in asks:
-            group.start_soon(one, ask)
-    return is_true
+        for n in range(len(asks)):
+            group.start_soon(one, n)
+    return first
 
 
 async def pause(seconds: float) -> None:

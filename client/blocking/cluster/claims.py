@@ -75,8 +75,11 @@ def claim_in_turn(nodes: SyncNodes, doc: Mapping[str, Any], take: Take) -> list[
     if not leases and wait_s > 0 and doc.get("dead"):  # nobody is told when a task dies elsewhere
         pause(min(wait_s, DEAD_LOOK_S))
         return _sweep(nodes, doc["limit"], take, nodes.leaders())
-    if not leases and wait_s > 0 and _wait(nodes, doc, order, wait_s):
-        leases = _sweep(nodes, doc["limit"], take, nodes.leaders())
+    if not leases and wait_s > 0:
+        ready = _wait(nodes, doc, order, wait_s)
+        if ready is not None:
+            order = sorted(nodes.leaders(), key=lambda node: node != ready)
+            leases = _sweep(nodes, doc["limit"], take, order)
     return leases
 
 
@@ -119,8 +122,8 @@ def take_back(nodes: SyncNodes, node: str, claim_id: bytes | None) -> None:
         at_last(partial(nodes.ask, node, calls.cancel_claim(claim_id)), CANCEL_CLAIM_S)
 
 
-def _wait(nodes: SyncNodes, doc: Mapping[str, Any], order: list[str], wait_s: float) -> bool:
-    """Wait until a leader has something; nothing is taken."""
+def _wait(nodes: SyncNodes, doc: Mapping[str, Any], order: list[str], wait_s: float) -> str | None:
+    """The first leader that has something; nothing is taken. None: none has within the time."""
     ids = [_rng.bytes(CLAIM_ID_BYTES) for _ in order]
 
     def ready(n: int) -> bool:
@@ -134,4 +137,5 @@ def _wait(nodes: SyncNodes, doc: Mapping[str, Any], order: list[str], wait_s: fl
     def stop(n: int) -> None:
         nodes.ask(order[n], calls.cancel_claim(ids[n]))
 
-    return first_true([partial(ready, n) for n in range(len(order))], stop)
+    first = first_true([partial(ready, n) for n in range(len(order))], stop)
+    return None if first is None else order[first]

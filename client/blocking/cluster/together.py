@@ -43,8 +43,10 @@ def gather(asks: Sequence[Ask[T]]) -> list[T | LodeqError]:
     return out
 
 
-def first_true(asks: Sequence[Ask[bool]], stop: Callable[[int], object]) -> bool:
-    """Whether one of them returns True; the others are stopped then, and not waited for.
+def first_true(asks: Sequence[Ask[bool]], stop: Callable[[int], object]) -> int | None:
+    """The number of the first that returns True; None: none does.
+
+    The others are stopped then, and not waited for.
 
     Args:
         asks: one at least. What fails counts as False.
@@ -52,10 +54,10 @@ def first_true(asks: Sequence[Ask[bool]], stop: Callable[[int], object]) -> bool
     """
     lock, over = Lock(), Event()
     running = set(range(len(asks)))
-    is_true = False
+    first: int | None = None
 
     def one(n: int) -> None:
-        nonlocal is_true
+        nonlocal first
         answer = False
         try:
             answer = asks[n]()
@@ -64,7 +66,8 @@ def first_true(asks: Sequence[Ask[bool]], stop: Callable[[int], object]) -> bool
         finally:
             with lock:
                 running.discard(n)
-                is_true = is_true or answer
+                if answer and first is None:
+                    first = n
                 if answer or not running:
                     over.set()
 
@@ -78,7 +81,7 @@ def first_true(asks: Sequence[Ask[bool]], stop: Callable[[int], object]) -> bool
             left = sorted(running)
         for n in left:  # each may be at a node that is silent
             Thread(target=at_last, args=(partial(stop, n), 0.0), daemon=True).start()
-    return is_true
+    return first
 
 
 def pause(seconds: float) -> None:

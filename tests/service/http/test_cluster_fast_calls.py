@@ -261,6 +261,31 @@ async def test_a_claim_asks_first_where_the_last_tasks_went(engine, now, monkeyp
     assert len(asked) == 6
 
 
+async def test_a_claim_that_waited_asks_first_who_has_something(
+    nodes, engine, sent, now, monkeypatch
+):
+    await all_linked(engine)
+    for lease in await engine.queue("opening").claim(limit=3):
+        await lease.complete()
+    mail, asked, real = engine.queue("mail"), [], FastCalls.claim
+
+    def claim(self, *given):
+        asked.append(self)
+        return real(self, *given)
+
+    monkeypatch.setattr(FastCalls, "claim", claim)
+    for name in nodes.names:
+        del sent[:], asked[:]
+        waiting = asyncio.create_task(mail.claim(wait=30))
+        while sent.count("/leases/ready") < 3:
+            await anyio.lowlevel.checkpoint()
+        await nodes.engines[name].queue("mail").enqueue(name)
+        (lease,) = await waiting
+        assert lease.payload == name
+        assert len(asked) == 4, "three that had nothing, and the one that has"
+        await lease.complete()
+
+
 @pytest.mark.parametrize("name", ["enqueue", "enqueue_with", "enqueue_many", "claim", "complete"])
 async def test_a_call_that_was_given_up_is_not_under_way(engine, monkeypatch, name):
     await all_linked(engine)
