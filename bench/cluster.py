@@ -28,7 +28,8 @@ bare appends of records of the same size to the same etcd, one under way at a ti
 `nosync`, the mode for a cluster: what is acknowledged has been synced by a majority of etcd's
 members. With *fsync* the leader waits for its own disk as well. Payloads have 100 bytes: *alike*
 the same in every task, *random* such as nothing packs. Of *12 shards* the two nodes lead five to
-seven each. Of two log groups it is the CPU a cycle of the busier etcd.
+seven each; with *keys* each task has a dedup key, which says its shard. Of two log groups it is the
+CPU a cycle of the busier etcd.
 """
 
 MODEL: Final = """\

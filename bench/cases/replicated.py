@@ -47,14 +47,23 @@ THROUGH = (*IN_LEADER, CLUSTER, CLUSTER_SHARDS)
 
 
 class Shape(NamedTuple):
-    """A load: the number of callers, of tasks a call, and whether payloads are all the same."""
+    """A load.
+
+    Attributes:
+        callers: how many.
+        batch: tasks a call.
+        payload: "alike": all the same; or "random".
+        keys: "none", or "each": every task has a dedup key, which says its shard.
+    """
 
     callers: int
     batch: int = 1
     payload: str = "alike"
+    keys: str = "none"
 
 
 SHAPES = (Shape(1), Shape(64), Shape(256), Shape(4, 64))
+KEYED = (Shape(64, keys="each"), Shape(256, keys="each"))
 PAYLOADS = {"alike": load.ALIKE, "random": load.UNLIKE}  # a record of the second packs little
 GOALS = {
     Shape(64): Goal("ratio", least=0.25),
@@ -167,7 +176,9 @@ async def measured(engine: Any, shape: Shape, seconds: float) -> float:
     """Cycles a second of a load."""
     payloads = PAYLOADS[shape.payload]
     if shape.batch == 1:
-        return await load.closed_loop(engine, seconds, shape.callers, payloads=payloads)
+        return await load.closed_loop(
+            engine, seconds, shape.callers, payloads=payloads, has_keys=shape.keys == "each"
+        )
     return await load.batch_loop(
         engine, seconds, shape.callers, size=shape.batch, payloads=payloads
     )
@@ -176,9 +187,11 @@ async def measured(engine: Any, shape: Shape, seconds: float) -> float:
 def _shapes(through: str, *, is_tiny: bool) -> Sequence[Shape]:
     """The loads of a way in. Payloads that do not pack cost the log, not the leader's own disk."""
     if is_tiny:
-        return (Shape(2), Shape(1, 64), Shape(2, payload="random"))
-    if through in (LEADER_FSYNC, CLUSTER_SHARDS):
+        return (Shape(2), Shape(1, 64), Shape(2, payload="random"), Shape(2, keys="each"))
+    if through == LEADER_FSYNC:
         return SHAPES
+    if through == CLUSTER_SHARDS:
+        return (*SHAPES, *KEYED)
     return (*SHAPES, *(shape._replace(payload="random") for shape in GOALS))
 
 
