@@ -35,11 +35,13 @@ from ..repository.model.arguments import (
     check_unicode,
     check_worker,
     duration_s,
+    is_plain,
     length_s,
     listed,
     moment_us,
     names_of,
     task_ids,
+    waits,
 )
 from ..repository.model.filters import position_of, start_of
 from ..repository.model.queue_settings import Unchanged, check_by, check_changes
@@ -54,8 +56,16 @@ from ..repository.model.values import (
     NewTask,
     Task,
 )
-from .documents.records import backoff_doc, new_task_doc, options_doc, stored_value, when_text
+from .documents.records import (
+    backoff_doc,
+    encode_payload,
+    new_task_doc,
+    options_doc,
+    stored_value,
+    when_text,
+)
 from .documents.wire import JSON, MSGPACK_FORM, Stored
+from .transport.layout import OPTIONS_BYTES_MAX
 
 if TYPE_CHECKING:
     from .documents.records import Granted
@@ -68,6 +78,7 @@ __all__ = [
     "PAYLOAD_PART_BYTES_MAX",
     "REDRIVE_ERRORS",
     "Call",
+    "PackedTask",
     "QueueTemplate",
     "Session",
     "cancel_all",
@@ -89,8 +100,10 @@ __all__ = [
     "list_query",
     "nack",
     "packed_options",
+    "packed_tasks",
     "payload_part",
     "place",
+    "place_among",
     "progress",
     "proof_of",
     "queue_call",
@@ -104,6 +117,7 @@ __all__ = [
 FORM: Final = MSGPACK_FORM
 PAYLOAD_PART_BYTES_MAX: Final = 1 << 20  # of a payload, in one answer
 CHUNK_BYTES_MAX: Final = 2 << 20  # of tasks or results in one request
+PackedTask = tuple[int, bytes, bytes | None]  # kind, payload, and options if there are any
 LEASE_S: Final = 30.0
 CLAIM_ID_BYTES: Final = 16
 CLOSED: Final = "this client is closed"
@@ -299,6 +313,40 @@ def packed_options(session: Session, template: QueueTemplate, task: NewTask) -> 
         return None
 
 
+def packed_tasks(
+    session: Session, template: QueueTemplate, tasks: Sequence[NewTask]
+) -> list[PackedTask] | None:
+    """Kind, payload and options of each task, for one request; None: they need calls.
+
+    Raises:
+        UsageError: a payload or an option is wrong.
+    """
+    found: list[PackedTask] = []
+    n_bytes = n_options = 0
+    try:
+        for task in tasks:
+            if (
+                not isinstance(task, NewTask)
+                or task.queue is not None
+                or task.tenant is not None
+                or waits(task.after, task.on_failure)
+            ):
+                return None
+            kind, data = encode_payload(task.payload, template.codec, session)
+            options: bytes | None = None
+            if not is_plain(task):
+                options = packed_options(session, template, task)
+                if options is None:
+                    return None
+                n_options += len(options)
+            n_bytes += len(data)
+            found.append((kind, data, options))
+    except UsageError as error:
+        error.at(len(found))
+        raise
+    return found if n_bytes <= CHUNK_BYTES_MAX and n_options <= OPTIONS_BYTES_MAX else None
+
+
 def _without_face(task: NewTask) -> NewTask:
     return task._replace(labels=None, function=None, preview=None)
 
@@ -326,9 +374,14 @@ def place(error: LodeqError, before: int) -> None:
 
     ``before``: tasks of the requests before it.
     """
+    place_among(error, range(before, 1 << 62))
+
+
+def place_among(error: LodeqError, places: Sequence[int]) -> None:
+    """The same, where the tasks of the request are those at ``places``."""
     found = _AT.match(str(error))
-    if isinstance(error, UsageError) and found is not None:
-        error.index = before + int(found[1])
+    if isinstance(error, UsageError) and found is not None and int(found[1]) < len(places):
+        error.index = places[int(found[1])]
         error.args = (f"tasks[{error.index}]{found[2]}", *error.args[1:])
 
 

@@ -88,6 +88,7 @@ class RemoteRequests:
                 try:
                     found = await fast.enqueue_many(template, tasks)
                 except LodeqError as error:
+                    calls.place(error, 0)
                     receipts += error.receipts
                     raise
                 if found is not None:

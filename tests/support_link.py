@@ -189,7 +189,7 @@ class Client:
         self.wire = Wire()
         self.connection = FramedConnection(loop, 30.0)
         self.wire.begin(self.connection)
-        self.receive(frame(b"\x01" + pack([True, list(range(11))])))
+        self.receive(frame(b"\x01" + pack([True, list(range(12))])))
         link = FramedLink(FramedTarget("unix:///s", "/s", None, 30.0))
         link._connection = self.connection
         session = Session(SESSION)
@@ -224,4 +224,5 @@ class Client:
             fast.complete_many([(lease, None)]),
             self.connection.send(Call("GET", "/queues/mail/stats")),
             fast.enqueue_with(template, NewTask(b"x", dedup_key="k")),
+            fast.enqueue_many(template, [NewTask(b"x", dedup_key="k"), NewTask(b"y")]),
         ]

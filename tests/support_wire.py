@@ -68,7 +68,7 @@ async def wired(url, **hello):
     try:
         if hello.pop("greet", True):
             version, (is_welcome, operations) = await wire.hello(**hello)
-            assert (version, is_welcome, operations) == (1, True, list(range(11)))
+            assert (version, is_welcome, operations) == (1, True, list(range(12)))
         yield wire
     finally:
         writer.close()

@@ -16,7 +16,15 @@ from ...errors import BusyError, UsageError
 from ...repository.model.arguments import is_plain
 from ...repository.model.codec import encode_value
 from ...repository.model.values import NewTask, Receipt
-from ..calls import CHUNK_BYTES_MAX, Call, QueueTemplate, Session, packed_options
+from ..calls import (
+    CHUNK_BYTES_MAX,
+    Call,
+    PackedTask,
+    QueueTemplate,
+    Session,
+    packed_options,
+    packed_tasks,
+)
 from ..documents.records import Granted, encode_payload
 from ..transport.blocking_link import SyncFramedLink
 from ..transport.entries import (
@@ -26,6 +34,7 @@ from ..transport.entries import (
     moment_of,
     read_answer,
     receipt_in,
+    receipts_in,
     task_id_of,
     task_ids_of,
 )
@@ -41,6 +50,7 @@ _ENQUEUE_OP, _ENQUEUE_MANY_OP, _CLAIM_OP = int(Op.ENQUEUE), int(Op.ENQUEUE_MANY)
 _COMPLETE_OP, _COMPLETE_MANY_OP = int(Op.COMPLETE), int(Op.COMPLETE_MANY)
 _HEARTBEAT_OP: Final = int(Op.HEARTBEAT)
 _ENQUEUE_WITH_OP: Final = int(Op.ENQUEUE_WITH_OPTIONS)
+_ENQUEUE_MANY_WITH_OP: Final = int(Op.ENQUEUE_MANY_WITH_OPTIONS)
 _receipt: Final = tuple.__new__
 
 
@@ -108,7 +118,7 @@ class SyncFastCalls:
     def enqueue_many(
         self, template: QueueTemplate, tasks: Sequence[NewTask]
     ) -> list[Receipt] | None:
-        """``Queue.enqueue_many`` of tasks without options, whose payloads are of one kind."""
+        """``Queue.enqueue_many`` of tasks that name no queue and wait for no others."""
         if template.is_all or not 0 < len(tasks) <= self._session.batch_max:
             return None
         session, codec = self._session, template.codec
@@ -116,7 +126,7 @@ class SyncFastCalls:
         size, first = 0, -1
         for task in tasks:
             if not isinstance(task, NewTask) or not is_plain(task):
-                return None
+                return self._enqueue_many_with(template, tasks)
             try:
                 kind, data = encode_payload(task[0], codec, session)
             except UsageError as error:
@@ -125,7 +135,7 @@ class SyncFastCalls:
             size += len(data)
             if kind != first:
                 if payloads:
-                    return None
+                    return self._enqueue_many_with(template, tasks)
                 first = kind
             payloads.append(data)
         if size > CHUNK_BYTES_MAX:
@@ -142,6 +152,31 @@ class SyncFastCalls:
         except AnswerLostError as exc:
             raise self._link.target.lost(_ENQUEUE, exc) from exc
         return [_receipt(Receipt, (one, False, None)) for one in ids]
+
+    def _enqueue_many_with(
+        self, template: QueueTemplate, tasks: Sequence[NewTask]
+    ) -> list[Receipt] | None:
+        """The same with options, or payloads of several kinds."""
+        if self._link.taken(_ENQUEUE_MANY_WITH_OP) is None:
+            return None
+        packed = packed_tasks(self._session, template, tasks)
+        return None if packed is None else self.enqueue_packed(template, packed)
+
+    def enqueue_packed(
+        self, template: QueueTemplate, packed: Sequence[PackedTask]
+    ) -> list[Receipt] | None:
+        """The same of tasks that are checked."""
+        connection = self._link.taken(_ENQUEUE_MANY_WITH_OP)
+        if connection is None:
+            return None
+        try:
+            members = packed, self._timeout_s
+            answer = connection.ask(_ENQUEUE_MANY_WITH_OP, template, members)
+            return read_answer(partial(receipts_in, n=len(packed)), answer)
+        except NotBegunError:
+            return None
+        except AnswerLostError as exc:
+            raise self._link.target.lost(_ENQUEUE, exc) from exc
 
     def claim(
         self,

@@ -89,6 +89,7 @@ class SyncRemoteRequests:
                 try:
                     found = fast.enqueue_many(template, tasks)
                 except LodeqError as error:
+                    calls.place(error, 0)
                     receipts += error.receipts
                     raise
                 if found is not None:

@@ -14,10 +14,16 @@ from functools import partial
 from typing import Any, Final
 
 from ...engine.runtime.ids import SystemRng
-from ...errors import CommitUnknownError, LodeqError, NotLeaderError, UnreachableError
+from ...errors import (
+    CommitUnknownError,
+    LodeqError,
+    NotLeaderError,
+    UnreachableError,
+)
+from ...repository.model.task_options import CONFLICT_DEFAULT
 from ...repository.model.values import NewTask, Receipt
 from .. import calls
-from ..calls import CLAIM_ID_BYTES, FORM, QueueTemplate, Session
+from ..calls import CLAIM_ID_BYTES, FORM, PackedTask, QueueTemplate, Session, packed_tasks
 from ..documents.records import Granted, receipt_of
 from ..fast_calls import FastCalls
 from .claims import claim_in_turn, take_back
@@ -137,36 +143,102 @@ class ClusterFastCalls:
     async def enqueue_many(
         self, template: QueueTemplate, tasks: Sequence[NewTask]
     ) -> list[Receipt] | None:
-        """See ``FastCalls.enqueue_many``: one leader takes all, and what it does not, others do."""
+        """See ``FastCalls.enqueue_many``: where keys say, tasks without at one leader.
+
+        What these do not take, others do.
+        """
         nodes = self._nodes
-        node = nodes.next_leader() if nodes.is_current else None
-        fast = None if node is None else self._at(node)
-        if node is None or fast is None:
+        groups = self._by_keys(template, tasks) if nodes.is_current else None
+        if not groups:
             return None
-        done: list[Receipt | None] = []
+        packed: Sequence[PackedTask] | None = None
+        if len(groups) > 1:  # all are checked before any is sent
+            packed = packed_tasks(self._session, template, tasks)
+            if packed is None:
+                return None
+        asks = []
+        for node, places in groups.items():
+            fast = self._at(node)
+            if fast is None:
+                return None
+            if packed is None:
+                asks.append(partial(fast.enqueue_many, template, tasks))
+            else:
+                asks.append(partial(fast.enqueue_packed, template, [packed[n] for n in places]))
+        receipts: list[Receipt | None] = [None] * len(tasks)
+        failure: LodeqError | None = None
         call = object()
         nodes.under_way.add(call)
         try:
-            receipts = await fast.enqueue_many(template, tasks)
-            if receipts is not None:
-                return receipts
-        except LodeqError as error:
-            nodes.note(node, error)
-            if not isinstance(error, NotLeaderError | UnreachableError):
-                raise
-            done = list(error.receipts)
+            outcomes = await gather(asks)
         finally:
             nodes.under_way.discard(call)
-        if not any(done):
-            return None
-        return await self._enqueue_rest(template, tasks, done)
+        with Doubt() as doubt:
+            for (node, places), got in zip(groups.items(), outcomes, strict=True):
+                error = got if isinstance(got, LodeqError) else None
+                done: Sequence[Receipt | None] = ()
+                if isinstance(got, LodeqError):
+                    done = got.receipts
+                elif got is not None:
+                    done = got
+                for n, one in zip(places, done, strict=False):
+                    receipts[n] = one
+                if error is None:
+                    continue
+                nodes.note(node, error)
+                if isinstance(error, NotLeaderError | UnreachableError):  # those do nothing
+                    continue
+                if isinstance(error, CommitUnknownError) and all(
+                    tasks[n].dedup_key is not None for n in places if receipts[n] is None
+                ):  # the same twice is the same as once
+                    doubt.of(error)
+                    continue
+                calls.place_among(error, places)
+                failure = failure or error
+            if failure is not None:
+                failure.receipts = receipts
+                raise failure
+            if doubt.unknown is None and not any(receipts):
+                return None
+            return await self._enqueue_rest(template, tasks, receipts)
+
+    def _by_keys(
+        self, template: QueueTemplate, tasks: Sequence[NewTask]
+    ) -> dict[str, list[int]] | None:
+        """The places of tasks by who is asked.
+
+        None: nobody is known; or tasks of several nodes have options that only those can check, and
+        all are refused where one is.
+        """
+        found: dict[str, list[int]] = {}
+        other: str | None = None
+        is_checked = True
+        for n, task in enumerate(tasks):
+            if not isinstance(task, NewTask):
+                return None
+            node: str | None = None
+            if task.dedup_key is not None or task.shard_key is not None:
+                node = self._by_key(template, task)
+            if node is None:
+                node = other = other or self._nodes.next_leader()
+                if node is None:
+                    return None
+            found.setdefault(node, []).append(n)
+            is_checked = is_checked and (
+                task.on_conflict is CONFLICT_DEFAULT
+                and task.run_at is None
+                and task.shard_key is None
+                and (task.dedup_window is None or task.dedup_key is not None)
+            )
+        return found if is_checked or len(found) == 1 else None
 
     async def _enqueue_rest(
-        self, template: QueueTemplate, tasks: Sequence[NewTask], done: list[Receipt | None]
+        self, template: QueueTemplate, tasks: Sequence[NewTask], receipts: list[Receipt | None]
     ) -> list[Receipt]:
         """Enqueue the tasks that have no receipt yet."""
-        receipts = done + [None] * (len(tasks) - len(done))
         places = [n for n, one in enumerate(receipts) if one is None]
+        if not places:
+            return receipts  # type: ignore[return-value]  # None of them is None
         rest = [tasks[n] for n in places]
         at = 0
         try:
@@ -174,6 +246,7 @@ class ClusterFastCalls:
                 try:
                     got = [receipt_of(one) for one in (await self._send(call))["receipts"]]
                 except LodeqError as error:
+                    calls.place(error, at)
                     for place, one in zip(places[at:], error.receipts, strict=False):
                         receipts[place] = one
                     raise
@@ -181,6 +254,7 @@ class ClusterFastCalls:
                     receipts[place] = receipt
                 at += n
         except LodeqError as error:
+            calls.place_among(error, places)
             error.receipts = receipts
             raise
         return [one for one in receipts if one is not None]

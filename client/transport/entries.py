@@ -38,6 +38,7 @@ __all__ = [
     "read_answer",
     "read_welcome",
     "receipt_in",
+    "receipts_in",
     "task_id_of",
     "task_ids_of",
     "turned_away",
@@ -173,6 +174,15 @@ def receipt_in(value: Any) -> Receipt:
         return Receipt(task_id_of(value))
     id, is_duplicate, replaced = value[:3]
     return Receipt(task_id_of(id), is_duplicate, None if replaced is None else task_id_of(replaced))
+
+
+def receipts_in(value: Any, n: int) -> list[Receipt]:
+    """The receipts of an enqueue of ``n`` tasks with options: ids, or what ``receipt_in`` reads."""
+    if type(value) is bytes:
+        return [Receipt(one) for one in task_ids_of(value, n)]
+    if len(value) != n:
+        raise ValueError(f"{len(value)} receipts are not those of {n} tasks")
+    return [receipt_in(one) for one in value]
 
 
 def moment_of(us: int) -> datetime:

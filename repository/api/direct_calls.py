@@ -23,7 +23,7 @@ from ..tasks import lease_operations
 from ..tasks.claim import TURN_TASKS, drop, serve_waiter, take
 from ..tasks.fast_path import submit_claim, submit_complete, submit_plain, submit_plain_many
 from ..tasks.lease import Lease
-from ..tasks.option_path import submit_keyed, submit_task
+from ..tasks.option_path import submit_keyed, submit_task, submit_tasks
 from ..tasks.task_end import End, finish_all, give_back
 from .lease_proof import LeaseProof, find
 from .queue import Queue
@@ -197,6 +197,19 @@ class DirectCalls:
             return False
         tasks = [NewTask(payload) for payload in payloads]
         return submit_plain_many(self._state, queue._defaults, tasks, None, outcome) is not None
+
+    def enqueue_tasks(self, queue: Queue, tasks: Sequence[NewTask], outcome: Outcome) -> bool:
+        """``Queue.enqueue_many`` of tasks with options; the receipts are the outcome.
+
+        Raises: as ``Queue.enqueue_many``.
+        """
+        if queue._is_everybodys:
+            return False
+        state, shared = self._state, queue._defaults
+        queued = submit_plain_many(state, shared, tasks, None, outcome) or submit_tasks(
+            state, shared, tasks, None, outcome
+        )
+        return queued is not None
 
     def claim(
         self,

@@ -540,7 +540,11 @@ def _takes(shard: Shard) -> bool:
 
 
 def submit_tasks(
-    state: EngineState, shared: TaskTemplate, tasks: Sequence[Any], durable: bool | None
+    state: EngineState,
+    shared: TaskTemplate,
+    tasks: Sequence[Any],
+    durable: bool | None,
+    waiter: Future | None = None,
 ) -> tuple[Future, list[Receipt]] | None:
     """Queue tasks that have these options and no others, if they fit one submission.
 
@@ -549,6 +553,7 @@ def submit_tasks(
         shared: of the queue.
         tasks: of one call.
         durable: True waits for an fsync, whatever the engine's mode.
+        waiter: gets the receipts, in place of a future; not with ``durable``.
     """
     if not state.takes_plain or state.is_disk_low or not 0 < len(tasks) <= WORK_MAX:
         return None
@@ -641,6 +646,9 @@ def submit_tasks(
             state.totals.enqueued += len(rows)
             shard_queue.tenant_queue.flow.enqueued += len(rows)
             note_plain(state, group, shard_queue, rows, held)
+    if waiter is not None:
+        group.waiters.append((waiter, receipts))
+        return waiter, receipts
     return coalescer.wait(group, receipts, is_durable=durable is True), receipts
 
 

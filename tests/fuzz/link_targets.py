@@ -92,6 +92,11 @@ def _options(rng: random.Random) -> dict[str, Any]:
     return found
 
 
+def _task(rng: random.Random) -> list[Any]:
+    options = pack(_options(rng)) if rng.random() < 0.8 else None
+    return [rng.randrange(3), rng.choice((b"\xc0", b"x")), options]
+
+
 def _right(rng: random.Random, id: int) -> list[Any]:
     """An entry as the page has it."""
     kind, handle = rng.randrange(3), rng.randrange(3)
@@ -109,6 +114,7 @@ def _right(rng: random.Random, id: int) -> list[Any]:
             lambda: [8, id, rng.choice(("GET", "POST")), rng.choice(PATHS), query, None, 5.0],
             lambda: [9, rng.randrange(1, id + 2)],
             lambda: [10, id, handle, kind, b"\xc0", pack(_options(rng))],
+            lambda: [11, id, handle, [_task(rng) for _ in range(rng.randrange(1, 5))]],
         )
     )()
     if entry[0] not in (0, 8, 9) and rng.random() < 0.3:
@@ -124,7 +130,7 @@ def _entries(rng: random.Random, first_id: int) -> list[Any]:
 def wrong_entries(rng: random.Random) -> Iterator[list[Any]]:
     """Each operation with each of its members replaced by anything else, left out, or added to."""
     seen = set()
-    while len(seen) < 11:
+    while len(seen) < 12:
         right = _right(rng, 1)
         if right[0] in seen:
             continue
@@ -137,8 +143,13 @@ def wrong_entries(rng: random.Random) -> Iterator[list[Any]]:
     for name in OPTIONS:
         for value in ANYTHING:
             yield [10, 1, 0, 0, b"x", pack({name: value})]
+            yield [11, 1, 0, [[0, b"x", None], [0, b"x", pack({name: value})]]]
     for value in ANYTHING:
         yield [10, 1, 0, 0, b"x", pack(value)]
+        yield [11, 1, 0, [[0, b"x", pack(value)]]]
+        yield [11, 1, 0, [[value, b"x", None]]]
+        yield [11, 1, 0, [[0, value, value]]]
+        yield [11, 1, 0, [value]]
     yield from ANYTHING
 
 
@@ -308,6 +319,7 @@ def _right_answers(rng: random.Random) -> list[list[Any]]:
         [0, 3, rng.randrange(7)],
         [77, 0, None],
         [7, 0, [_id(rng), True, rng.choice((None, _id(rng)))]],
+        [8, 0, [_id(rng), [_id(rng), True, None]]],
     ]
 
 
@@ -335,6 +347,9 @@ def wrong_answers(rng: random.Random) -> Iterator[list[Any]]:
     for value in ANYTHING:
         yield [7, 0, [bytes(16), value, value]]
         yield [7, 0, [value, True, None]]
+        yield [8, 0, [value, [bytes(16), True, value]]]
+        yield [8, 0, [bytes(16), value]]
+        yield [8, 0, [value]]
         yield [5, 0, [value]]
         yield [5, 0, [[0, value]]]
     yield from ANYTHING

@@ -9,7 +9,7 @@ import pytest
 
 from lodeq.client.documents.problems import problem_of
 from lodeq.client.transport import layout
-from lodeq.client.transport.entries import receipt_in
+from lodeq.client.transport.entries import receipt_in, receipts_in
 from lodeq.errors import DeadlineExceededError
 from lodeq.service.http.link import connection, port, requests
 
@@ -98,6 +98,17 @@ def test_a_task_with_options():
     ((_, _, answer),), ((_, _, again),) = msgpack.unpackb(new), msgpack.unpackb(duplicate)
     first, second = receipt_in(answer), receipt_in(again)
     assert (first.duplicate, second) == (False, first._replace(duplicate=True))
+
+
+def test_many_tasks_with_options():
+    body, done = frames_in(shown("00 00 00 27"))
+    (enqueue,) = requests.read_frame(body)
+    (_, keyed, options), plain = enqueue.tasks
+    assert (enqueue.id, enqueue.handle, keyed, plain) == (8, 0, b"hi", (0, b"hey", None))
+    assert requests.read_options(options).dedup_key == "order-7"
+    assert layout.frames_of([(11, 8, 0, enqueue.tasks)])[4:] == body
+    ((_, _, answer),) = msgpack.unpackb(done)
+    assert [one.duplicate for one in receipts_in(answer, 2)] == [True, False]
 
 
 @pytest.mark.parametrize("op", list(layout.Op), ids=str)

@@ -36,6 +36,7 @@ NEEDS: Final[Mapping[type, Role]] = {
     requests.Call: ANY,
     requests.Cancel: ANY,
     requests.EnqueueWith: Role.PRODUCER,
+    requests.EnqueueManyWith: Role.PRODUCER,
 }
 
 
@@ -91,4 +92,5 @@ _CHECKS: Final[Mapping[type, _Check]] = {
     requests.End: _check_lease,
     requests.Heartbeat: _check_leases,
     requests.EnqueueWith: _check_handle,
+    requests.EnqueueManyWith: _check_handle,
 }

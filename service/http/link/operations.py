@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ....client.documents.wire import MSGPACK_FORM, Stored
+from ....client.transport.layout import OPTIONS_BYTES_MAX
 from ....engine.runtime.task_id import as_task_id
 from ....errors import (
     LeaseLostError,
@@ -40,6 +41,8 @@ _TASK_COST: Final = 4 << 10  # a task of many
 _SMALL: Final = 16 << 10  # bytes; checking a larger value takes turns of the loop
 _OPTIONS_COST: Final = 4 * _CHECK_COST  # a byte of options, which become objects
 _OPTIONS_BYTES_MAX: Final = 64 << 10  # without headers
+_OPTIONS_TASK_COST: Final = 16 << 10  # a task of many with options
+_DIRECT_TASKS_MAX: Final = 256  # of many with options, in one turn of the loop
 _DIRECT_MAX: Final = 512  # leases ended in one turn of the loop
 
 
@@ -114,6 +117,21 @@ class _Receipts(_Receipt):
         self._link.answer(self._id, b"".join([receipt[0] for receipt in value]))
 
 
+class _FullReceipts(_Receipt):
+    """Answers an enqueue of many with options."""
+
+    __slots__ = ()
+
+    def set_result(self, value: Any, /) -> None:
+        _answer_receipts(self._link, self._id, value)
+
+
+def _answer_receipts(link: LinkPort, id: int, receipts: Sequence[Receipt]) -> None:
+    written = [_written(one) for one in receipts]
+    is_new = tuple not in map(type, written)
+    link.answer_sized(id, b"".join(written) if is_new else written, 40 * len(written))
+
+
 class _Done(_Receipt):
     """Answers what has no value."""
 
@@ -137,13 +155,24 @@ async def _enqueue_slowly(link: LinkPort, queue: EngineQueue, entry: requests.En
     link.answer(entry.id, bytes(receipt.id))
 
 
+def _small_options(link: LinkPort, packed: bytes) -> dict[str, Any]:
+    return task_options(MSGPACK_FORM, link.serving.hub.limits, requests.read_options(packed))
+
+
+async def _large_options(link: LinkPort, packed: bytes) -> dict[str, Any]:
+    """As the document of a call: its parts are counted and read in turns."""
+    hub = link.serving.hub
+    given = await document(MSGPACK_FORM, packed, hub.view.turns())
+    return task_options(MSGPACK_FORM, hub.limits, requests.options_of(given))
+
+
 def _enqueue_with(link: LinkPort, entry: requests.EnqueueWith) -> None:
     queue = queue_of(link, entry.handle)
     limits, packed, n = link.serving.hub.limits, entry.options, len(entry.options)
     link.cost += _OPTIONS_COST * n
     options: dict[str, Any] | None = None
     if n <= _SMALL:
-        options = task_options(MSGPACK_FORM, limits, requests.read_options(packed))
+        options = _small_options(link, packed)
         payload = _value(link, entry.kind, entry.payload, "payload")
         if payload is not None:
             task, receipt = NewTask(payload, **options), _FullReceipt(link, entry.id)
@@ -162,13 +191,11 @@ async def _enqueue_with_slowly(
     entry: requests.EnqueueWith,
     options: dict[str, Any] | None,
 ) -> None:
-    hub = link.serving.hub
     if options is None:
-        async with link.calls_at_work:  # as a call: its parts are counted and read in turns
+        async with link.calls_at_work:
             link.check_time(entry.deadline)
-            given = await document(MSGPACK_FORM, entry.options, hub.view.turns())
-            options = task_options(MSGPACK_FORM, hub.limits, requests.options_of(given))
-    bytes_max = hub.limits.value_bytes_max
+            options = await _large_options(link, entry.options)
+    bytes_max = link.serving.hub.limits.value_bytes_max
     payload = await _checked(link, entry.kind, entry.payload, bytes_max, "payload")
     (receipt,) = await queue.enqueue_many([NewTask(payload, **options)])
     link.answer(entry.id, _written(receipt))
@@ -202,6 +229,67 @@ async def _enqueue_many_slowly(
         ]
         receipts = await queue.enqueue_many(tasks)
     link.answer(entry.id, b"".join([receipt.id for receipt in receipts]))
+
+
+def _enqueue_many_with(link: LinkPort, entry: requests.EnqueueManyWith) -> None:
+    given = entry.tasks
+    at_most(given, "tasks", link.serving.hub.settings.batch_max)
+    queue = queue_of(link, entry.handle)
+    n = sum([len(options) for _, _, options in given if options is not None])
+    if n > OPTIONS_BYTES_MAX:
+        text = f"the options have {n} bytes, the limit is {OPTIONS_BYTES_MAX}: send fewer tasks"
+        raise PayloadTooLargeError(text, size_bytes=n, limit_bytes=OPTIONS_BYTES_MAX)
+    link.cost += _OPTIONS_TASK_COST * len(given) + _OPTIONS_COST * n
+    tasks: list[NewTask] = []
+    if n <= _SMALL and len(given) <= _DIRECT_TASKS_MAX:
+        try:
+            for kind, data, packed in given:
+                payload = _value(link, kind, data, "payload")
+                if payload is None:
+                    break
+                options = {} if packed is None else _small_options(link, packed)
+                tasks.append(NewTask(payload, **options))
+        except UsageError as error:
+            error.at(len(tasks))
+            raise
+        if len(tasks) == len(given):
+            receipts = _FullReceipts(link, entry.id)
+            with suppress(UsageError):  # raised below, with the place of the task
+                if link.serving.direct.enqueue_tasks(queue, tasks, receipts):
+                    return
+        if link.slow_enqueues.locked():  # those that stand in line hold bytes, not objects
+            tasks = []
+    link.spawn(entry.id, _enqueue_many_with_slowly(link, queue, entry, tasks))
+
+
+async def _enqueue_many_with_slowly(
+    link: LinkPort, queue: EngineQueue, entry: requests.EnqueueManyWith, tasks: list[NewTask]
+) -> None:
+    hub = link.serving.hub
+    bytes_max = hub.limits.value_bytes_max
+    async with link.slow_enqueues:
+        if link.transport is None:
+            return
+        link.check_time(entry.deadline)
+        turns = hub.view.turns()
+        try:
+            for kind, data, packed in entry.tasks[len(tasks) :]:
+                payload = await _checked(link, kind, data, bytes_max, "payload")
+                options: dict[str, Any] = {}
+                if packed is not None:
+                    is_small = len(packed) <= _SMALL
+                    options = (
+                        _small_options(link, packed)
+                        if is_small
+                        else await _large_options(link, packed)
+                    )
+                tasks.append(NewTask(payload, **options))
+                await turns.give()
+        except UsageError as error:
+            error.at(len(tasks))
+            raise
+        receipts = await queue.enqueue_many(tasks)
+    _answer_receipts(link, entry.id, receipts)
 
 
 # -- the end of leases ---------------------------------------------------------------------
@@ -374,4 +462,5 @@ HANDLERS: Final[Mapping[type, Callable[[LinkPort, Any], None]]] = {
     requests.Call: _call,
     requests.Cancel: _cancel,
     requests.EnqueueWith: _enqueue_with,
+    requests.EnqueueManyWith: _enqueue_many_with,
 }

@@ -27,6 +27,7 @@ __all__ = [
     "End",
     "Enqueue",
     "EnqueueMany",
+    "EnqueueManyWith",
     "EnqueueWith",
     "Heartbeat",
     "Hello",
@@ -166,6 +167,17 @@ class EnqueueWith(Struct, array_like=True, tag=Op.ENQUEUE_WITH_OPTIONS.value, gc
     deadline: Seconds | None = None
 
 
+class EnqueueManyWith(Struct, array_like=True, tag=Op.ENQUEUE_MANY_WITH_OPTIONS.value):
+    """Many tasks, each with its options or None."""
+
+    id: Id
+    handle: Handle
+    tasks: Annotated[
+        list[tuple[Kind, bytes, bytes | None]], Meta(min_length=1, max_length=ITEMS_MAX)
+    ]
+    deadline: Seconds | None = None
+
+
 Request = (
     Queue
     | Enqueue
@@ -178,6 +190,7 @@ Request = (
     | Call
     | Cancel
     | EnqueueWith
+    | EnqueueManyWith
 )
 
 

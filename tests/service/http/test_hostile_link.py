@@ -446,6 +446,9 @@ async def test_every_operation_of_http_as_a_call(peer, document):
         pytest.param([(1, 0, 1, b"\xdc\x3f\x00" + b"\x90" * 16128)] * 60, id="lists to check"),
         pytest.param([(10, 0, 0, b"x", pack({"priority": 3}))] * 4000, id="options"),
         pytest.param([(10, 0, 0, b"x", LISTS[:-1])] * 60, id="options of lists"),
+        pytest.param([(11, 0, [(0, b"x", pack({"priority": 3}))] * 256)] * 40, id="many options"),
+        pytest.param([(11, 0, [(0, b"x", LISTS[:-1])] * 2)] * 30, id="many options of lists"),
+        pytest.param([(11, 0, [(0, b"x", LISTS)] * 15)] * 6, id="many options to count"),
         pytest.param([(10, 0, 0, b"x", LISTS)] * 60, id="options to count"),
         pytest.param([(7, [(bytes(16), 1, b"t")] * 4000, None)] * 10, id="heartbeats"),
         pytest.param([(5, [(bytes(16), 1, b"t", 0, b"")] * 4000)] * 10, id="completes"),
@@ -482,18 +485,19 @@ async def test_what_comes_to_its_turn_too_late_is_not_begun(engine, peer, monkey
         [7, [lease], None, 0],
         [8, "POST", "/queues/later/purge", {}, pack({}), 0],
         [10, 0, 0, b"late", pack({"dedup_key": "k"}), 0],
+        [11, 0, [[0, b"late", pack({"dedup_key": "k"})]], 0],
     ]
     requests = [peer.request(one[0], *one[1:]) for one in late]
     first, last = peer.request(1, 0, 0, b"first", 0), peer.request(1, 0, 0, b"last", 60)
-    first[1], last[1] = 1, 11
+    first[1], last[1] = 1, 12
     for n, one in enumerate(requests):
         one[1] = 2 + n
     peer.send(first)  # at once: its time has not passed
     peer.send(*requests, last)
     await turns(300)
     found = peer.answers()
-    assert found[1][0] == found[11][0] == 0
-    for n in range(2, 11):
+    assert found[1][0] == found[12][0] == 0
+    for n in range(2, 12):
         assert problem(found[n]) == 503, found[n]
         assert found[n][1]["type"] == "urn:lodeq:problem:deadline-exceeded"
     tasks = await engine.queue("mail").list("ready")

@@ -406,6 +406,7 @@ async def test_the_link_looks_at_queues_and_leases(engine, settings):
                 [6, 0, *foreign, "bury", None, ""],
                 [7, 0, [own, foreign], None],
                 [10, 0, 1, 0, b"x", pack({"priority": 1})],
+                [11, 0, 1, [[0, b"x", None]]],
                 [8, 0, "GET", "/queues/other/stats", {}, None, None],
                 [8, 0, "POST", "/leases/claim", {}, pack({"queues": ["other"]}), None],
             ]
@@ -424,6 +425,7 @@ async def test_the_link_looks_at_queues_and_leases(engine, settings):
                 [4, 24, *own, None, None, True],  # a repeated one succeeds
                 [8, 25, "GET", "/queues/mail/stats", {}, None, None],
                 [10, 26, 0, 0, b"x", pack({"dedup_key": "k"})],
+                [11, 27, 0, [[0, b"x", pack({"dedup_key": "k"})]]],
             ]
             for request in allowed:
                 wire.send(request)

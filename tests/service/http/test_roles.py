@@ -103,6 +103,7 @@ LINK_MAY = {
     requests.Call: ANYBODY,
     requests.Cancel: ANYBODY,
     requests.EnqueueWith: {"producer"},
+    requests.EnqueueManyWith: {"producer"},
 }
 PARTS = {"queue": "mail", "task_id": "0" * 32, "snapshot_id": "20260101T000000000Z"}
 ID, LEASE = bytes(16), [bytes(16), 1, bytes(16)]
@@ -116,6 +117,7 @@ LINK_REQUESTS = [
     (requests.Heartbeat, [7, 1, [LEASE], None]),
     (requests.Call, [8, 1, "GET", "/engine", {}, None, None]),
     (requests.EnqueueWith, [10, 1, 0, 0, b"x", b"\x80"]),
+    (requests.EnqueueManyWith, [11, 1, 0, [[0, b"x", b"\x80"]]]),
 ]
 
 
