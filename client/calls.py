@@ -65,7 +65,6 @@ from .documents.records import (
     when_text,
 )
 from .documents.wire import JSON, MSGPACK_FORM, Stored
-from .transport.layout import OPTIONS_BYTES_MAX
 
 if TYPE_CHECKING:
     from .documents.records import Granted
@@ -75,6 +74,7 @@ __all__ = [
     "CLAIM_ID_BYTES",
     "CLOSED",
     "FORM",
+    "OPTIONS_BYTES_MAX",
     "PAYLOAD_PART_BYTES_MAX",
     "REDRIVE_ERRORS",
     "Call",
@@ -117,6 +117,7 @@ __all__ = [
 FORM: Final = MSGPACK_FORM
 PAYLOAD_PART_BYTES_MAX: Final = 1 << 20  # of a payload, in one answer
 CHUNK_BYTES_MAX: Final = 2 << 20  # of tasks or results in one request
+OPTIONS_BYTES_MAX: Final = 256 << 10  # of an enqueue of many over the link
 PackedTask = tuple[int, bytes, bytes | None]  # kind, payload, and options if there are any
 LEASE_S: Final = 30.0
 CLAIM_ID_BYTES: Final = 16
@@ -321,6 +322,8 @@ def packed_tasks(
     Raises:
         UsageError: a payload or an option is wrong.
     """
+    if template.is_all or len(tasks) > session.batch_max:
+        return None
     found: list[PackedTask] = []
     n_bytes = n_options = 0
     try:

@@ -16,7 +16,6 @@ __all__ = [
     "HEAD_BYTES",
     "HELLO_BYTES_MAX",
     "NONCE_BYTES",
-    "OPTIONS_BYTES_MAX",
     "OWN_FRAME_BYTES",
     "PART_BYTES",
     "VERSION",
@@ -39,7 +38,6 @@ ENTRIES_MAX: Final = 4096
 HANDLES_MAX: Final = 1024
 HELLO_BYTES_MAX: Final = 4 << 10
 NONCE_BYTES: Final = 8
-OPTIONS_BYTES_MAX: Final = 256 << 10  # of an enqueue of many
 OWN_FRAME_BYTES: Final = 256 << 10  # an entry of more has a frame of its own
 PART_BYTES: Final = 1 << 20  # of the answer to a call, in one frame
 

@@ -7,7 +7,7 @@ import { pack, unpack } from "./msgpack.mjs";
 const VERSION = 1;
 const FRAME_MAX = 8 << 20, OWN_FRAME = 256 << 10; // bytes
 const ENTRIES_MAX = 4096, HANDLES_MAX = 1024, OPEN_MAX = 4096; // open: without an answer
-const Op = { queue: 0, enqueue: 1, enqueueMany: 2, claim: 3, complete: 4, end: 6, heartbeat: 7, call: 8, cancel: 9, enqueueWith: 10 };
+const Op = { queue: 0, enqueue: 1, enqueueMany: 2, claim: 3, complete: 4, end: 6, heartbeat: 7, call: 8, cancel: 9, enqueueWith: 10, enqueueManyWith: 11 };
 const Status = { done: 0, part: 1, problem: 2, goodbye: 3 };
 
 /** The server did not do it. `kind` is the error's name, as "lease-lost". */
@@ -24,6 +24,10 @@ export class Lost extends Error {
 }
 
 const usage = (detail) => new Problem({ type: "urn:lodeq:problem:usage", status: 422, detail });
+const receipt = (found) => {
+  const [id, duplicate, replaced] = Buffer.isBuffer(found) ? [found, false, null] : found;
+  return { id, duplicate, replaced };
+};
 const packed = (value) => (value instanceof Uint8Array ? [0, value] : [1, pack(value)]);
 
 export class Link {
@@ -209,9 +213,15 @@ class Queue {
   /** The same with options as HTTP has them: `dedup_key`, `delay`, … Returns a receipt. */
   async enqueueWith(options, payload) {
     const args = [...packed(payload), pack(options)];
-    const found = await this.link.request(Op.enqueueWith, args, { queue: this.document });
-    const [id, duplicate, replaced] = Buffer.isBuffer(found) ? [found, false, null] : found;
-    return { id, duplicate, replaced };
+    return receipt(await this.link.request(Op.enqueueWith, args, { queue: this.document }));
+  }
+
+  /** Enqueue up to 4,096 tasks, each `[options, payload]`. Returns their receipts. */
+  async enqueueManyWith(tasks) {
+    const args = [tasks.map(([options, payload]) => [...packed(payload), pack(options)])];
+    const found = await this.link.request(Op.enqueueManyWith, args, { queue: this.document });
+    if (!Buffer.isBuffer(found)) return found.map(receipt);
+    return tasks.map((_, n) => receipt(found.subarray(16 * n, 16 * n + 16)));
   }
 
   /** Enqueue up to 4,096 payloads. Returns their ids. */

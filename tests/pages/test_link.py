@@ -101,7 +101,7 @@ def test_a_task_with_options():
 
 
 def test_many_tasks_with_options():
-    body, done = frames_in(shown("00 00 00 27"))
+    body, done = frames_in(shown("00 00 00 29"))
     (enqueue,) = requests.read_frame(body)
     (_, keyed, options), plain = enqueue.tasks
     assert (enqueue.id, enqueue.handle, keyed, plain) == (8, 0, b"hi", (0, b"hey", None))

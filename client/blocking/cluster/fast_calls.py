@@ -176,26 +176,21 @@ class SyncClusterFastCalls:
             nodes.under_way.discard(call)
         with Doubt() as doubt:
             for (node, places), got in zip(groups.items(), outcomes, strict=True):
-                error = got if isinstance(got, LodeqError) else None
-                done: Sequence[Receipt | None] = ()
-                if isinstance(got, LodeqError):
-                    done = got.receipts
-                elif got is not None:
-                    done = got
+                done = got.receipts if isinstance(got, LodeqError) else got or ()
                 for n, one in zip(places, done, strict=False):
                     receipts[n] = one
-                if error is None:
+                if not isinstance(got, LodeqError):
                     continue
-                nodes.note(node, error)
-                if isinstance(error, NotLeaderError | UnreachableError):  # those do nothing
+                nodes.note(node, got)
+                if isinstance(got, NotLeaderError | UnreachableError):  # those do nothing
                     continue
-                if isinstance(error, CommitUnknownError) and all(
+                if isinstance(got, CommitUnknownError) and all(
                     tasks[n].dedup_key is not None for n in places if receipts[n] is None
                 ):  # the same twice is the same as once
-                    doubt.of(error)
+                    doubt.of(got)
                     continue
-                calls.place_among(error, places)
-                failure = failure or error
+                calls.place_among(got, places)
+                failure = failure or got
             if failure is not None:
                 failure.receipts = receipts
                 raise failure

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from ....client.calls import OPTIONS_BYTES_MAX
 from ....client.documents.wire import MSGPACK_FORM, Stored
-from ....client.transport.layout import OPTIONS_BYTES_MAX
 from ....engine.runtime.task_id import as_task_id
 from ....errors import (
     LeaseLostError,
@@ -43,6 +43,7 @@ _OPTIONS_COST: Final = 4 * _CHECK_COST  # a byte of options, which become object
 _OPTIONS_BYTES_MAX: Final = 64 << 10  # without headers
 _OPTIONS_TASK_COST: Final = 16 << 10  # a task of many with options
 _DIRECT_TASKS_MAX: Final = 256  # of many with options, in one turn of the loop
+_DIRECT_BYTES_MAX: Final = 64 << 10  # of their payloads that are checked
 _DIRECT_MAX: Final = 512  # leases ended in one turn of the loop
 
 
@@ -241,7 +242,8 @@ def _enqueue_many_with(link: LinkPort, entry: requests.EnqueueManyWith) -> None:
         raise PayloadTooLargeError(text, size_bytes=n, limit_bytes=OPTIONS_BYTES_MAX)
     link.cost += _OPTIONS_TASK_COST * len(given) + _OPTIONS_COST * n
     tasks: list[NewTask] = []
-    if n <= _SMALL and len(given) <= _DIRECT_TASKS_MAX:
+    n_checked = sum([len(data) for kind, data, _ in given if kind == MSGPACK])
+    if n <= _SMALL and n_checked <= _DIRECT_BYTES_MAX and len(given) <= _DIRECT_TASKS_MAX:
         try:
             for kind, data, packed in given:
                 payload = _value(link, kind, data, "payload")
@@ -277,12 +279,10 @@ async def _enqueue_many_with_slowly(
                 payload = await _checked(link, kind, data, bytes_max, "payload")
                 options: dict[str, Any] = {}
                 if packed is not None:
-                    is_small = len(packed) <= _SMALL
-                    options = (
-                        _small_options(link, packed)
-                        if is_small
-                        else await _large_options(link, packed)
-                    )
+                    if len(packed) <= _SMALL:
+                        options = _small_options(link, packed)
+                    else:
+                        options = await _large_options(link, packed)
                 tasks.append(NewTask(payload, **options))
                 await turns.give()
         except UsageError as error:

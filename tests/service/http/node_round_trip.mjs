@@ -43,9 +43,16 @@ assert.deepEqual(await mail.enqueueWith({ dedup_key: "order-7" }, { n: 2 }), { .
 const other = await mail.enqueueWith({ dedup_key: "order-7", on_conflict: "replace" }, { n: 3 });
 assert.deepEqual([other.duplicate, other.replaced], [false, first.id]);
 await assert.rejects(mail.enqueueWith({ priority: 10 }, 1), { kind: "usage" });
+const same = { id: other.id, duplicate: true, replaced: null };
+assert.deepEqual(await mail.enqueueManyWith([[{ dedup_key: "order-7" }, 1]]), [same]);
 [lease] = await mail.claim();
 assert.deepEqual([lease.id, { ...lease.payload }], [other.id, { n: 3 }]);
 await lease.complete();
+const mixed = await mail.enqueueManyWith([[{}, Buffer.from("a")], [{ priority: 9 }, { n: 4 }]]);
+assert.deepEqual(mixed.map((one) => [one.id.length, one.duplicate, one.replaced]), [[16, false, null], [16, false, null]]);
+const found2 = await mail.claim({ limit: 2 });
+assert.deepEqual(found2.map((one) => one.id), [mixed[1].id, mixed[0].id]);
+for (const one of found2) await one.complete();
 
 // many, bytes as they are, nack with a reason, a lease that had ended
 const ids = await mail.enqueueMany([Buffer.from("a"), Buffer.from("b"), Buffer.from("c")]);

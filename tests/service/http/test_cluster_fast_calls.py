@@ -286,7 +286,9 @@ async def test_a_claim_that_waited_asks_first_who_has_something(
         await lease.complete()
 
 
-@pytest.mark.parametrize("name", ["enqueue", "enqueue_with", "enqueue_many", "claim", "complete"])
+@pytest.mark.parametrize(
+    "name", ["enqueue", "enqueue_with", "enqueue_many", "enqueue_packed", "claim", "complete"]
+)
 async def test_a_call_that_was_given_up_is_not_under_way(engine, monkeypatch, name):
     await all_linked(engine)
     mail = engine.queue("mail")
@@ -297,6 +299,9 @@ async def test_a_call_that_was_given_up_is_not_under_way(engine, monkeypatch, na
         "enqueue": lambda: mail.enqueue(2),
         "enqueue_with": lambda: mail.enqueue(2, priority=3),
         "enqueue_many": lambda: mail.enqueue_many([NewTask(3)]),
+        "enqueue_packed": lambda: mail.enqueue_many(
+            [NewTask(n, dedup_key=str(n)) for n in range(20)]
+        ),
         "claim": mail.claim,
         "complete": lease.complete,
     }

@@ -14,7 +14,7 @@ from support_wire import pack, wired
 import lodeq
 import lodeq.sync
 import lodeq.testing
-from lodeq import Backoff
+from lodeq import Backoff, NewTask
 from lodeq.client.transport.layout import Op
 from lodeq.client.transport.transport import SyncTransport, Transport
 from lodeq.service.http.link import connection as linked
@@ -146,8 +146,8 @@ def seen(monkeypatch):
 
 
 def grow_older(monkeypatch):
-    """From now on servers are of before there was the operation."""
-    kept = {one.name: int(one) for one in Op if one is not Op.ENQUEUE_WITH_OPTIONS}
+    """From now on servers are of before there were the operations."""
+    kept = {one.name: int(one) for one in Op if one < Op.ENQUEUE_WITH_OPTIONS}
     monkeypatch.setattr(link_serving, "Op", IntEnum("Op", kept))
 
 
@@ -236,6 +236,73 @@ async def test_every_error(inner, both, subtests):
     assert (await inner.queue("mail").stats()).ready == 0
 
 
+async def tried_many(call):
+    """The same of many tasks."""
+
+    def flags(one):
+        return one and (one.duplicate, one.replaced is not None)
+
+    try:
+        receipts = await call
+    except lodeq.LodeqError as error:
+        said = ID.sub("ID", str(error))
+        return type(error), said, getattr(error, "index", None), [*map(flags, error.receipts)]
+    return [*map(flags, receipts)]
+
+
+@pytest.mark.parametrize("payload", [b"plain", {"to": "ann"}], ids=["bytes", "packed"])
+async def test_every_option_of_many(inner, both, seen, subtests, payload):
+    for n, (what, options) in enumerate(OPTIONS.items()):
+        with subtests.test(what):
+            await check_many(inner, both, seen, n, [NewTask(payload, **options)] * 2)
+
+
+async def check_many(inner, both, seen, n, same):
+    tasks = [NewTask(b"first"), *same, NewTask({"a": 1}), NewTask(b"last", dedup_key="last")]
+    found = []
+    for engine, way in zip(both, ("short", "general"), strict=True):
+        name = f"{way}-{n}"
+        queue = engine.queue(name, max_attempts=3, retention=77, tenant="t")
+        outcomes = [await tried_many(queue.enqueue_many(tasks)) for _ in range(2)]
+        sent = kinds(seen)
+        assert sent == ["EnqueueManyWith" if way == "short" else "Call"] * 2
+        found.append((outcomes, await state(inner, inner.queue(name, tenant="t"))))
+        seen.clear()
+    assert str(found[0]).replace("short", "general") == str(found[1])
+
+
+async def test_every_error_of_many(inner, both, subtests):
+    for what, wrong in WRONG.items():
+        with subtests.test(what):
+            options = {"payload": b"x"} | wrong
+            tasks = [NewTask(b"x", dedup_key="k"), NewTask(**options), NewTask(b"x", priority=7)]
+            short, general = [
+                await tried_many(one.queue("mail").enqueue_many(tasks)) for one in both
+            ]
+            assert short == general
+            assert issubclass(short[0], lodeq.UsageError)
+            assert short[2:] == (1, [None] * 3)
+    assert (await inner.queue("mail").stats()).ready == 0
+
+
+async def test_many_receipts_come_in_the_order_of_the_tasks(inner, both, seen):
+    short, _ = both
+    queue = short.queue("mail")
+    tasks = [NewTask(n, dedup_key=f"k-{n % 200}") for n in range(400)]
+    receipts = await queue.enqueue_many(tasks)  # more than a turn of the server takes
+    assert [one.duplicate for one in receipts] == [False] * 200 + [True] * 200
+    assert [one.id for one in receipts[200:]] == [one.id for one in receipts[:200]]
+    assert [(await short.get(one.id)).payload for one in receipts[:200:20]] == [*range(0, 200, 20)]
+    fresh = [NewTask(n, dedup_key=f"n-{n}") for n in range(300)]
+    assert await queue.enqueue_many(fresh[:0]) == []
+    other = await queue.enqueue_many(fresh)
+    assert [(await short.get(one.id)).payload for one in other[::30]] == [*range(0, 300, 30)]
+    replaced = await queue.enqueue_many([NewTask(b"x", dedup_key="n-7", on_conflict="replace")])
+    assert replaced[0].replaced == other[7].id
+    assert set(kinds(seen)) - {"Call"} == {"EnqueueManyWith"}
+    assert (await inner.queue("mail").stats()).ready == 500
+
+
 async def test_a_duplicate_is_told_by_its_holder(inner, both):
     short, _ = both
     queue = short.queue("mail")
@@ -262,8 +329,26 @@ async def test_what_goes_as_a_call(both, seen):
     await queue.enqueue(b"x", priority=1, durable=True)
     await queue.enqueue(b"x", after=[task.id])
     await queue.enqueue(b"x" * (2 << 20), priority=1)
-    await queue.enqueue_many([lodeq.NewTask(b"x", priority=1)])
-    assert kinds(seen) == ["EnqueueWith", "Call", "Call", "Call", "Call"]
+    assert kinds(seen) == ["EnqueueWith", "Call", "Call", "Call"]
+    seen.clear()
+    keyed = NewTask(b"x", dedup_key="k")
+    await queue.enqueue_many([keyed, NewTask(b"x"), NewTask({"x": 1})])
+    await queue.enqueue_many([NewTask(b"x"), NewTask({"x": 1})])
+    assert kinds(seen) == ["EnqueueManyWith"] * 2
+    seen.clear()
+    for other in (
+        NewTask(b"x", after=[task.id]),
+        NewTask(b"x", queue="other"),
+        NewTask(b"x", tenant="other"),
+        NewTask(b"x" * (2 << 20)),
+    ):
+        await queue.enqueue_many([keyed, other])
+    await queue.enqueue_many([keyed], durable=True)
+    await queue.enqueue_many([keyed], atomic=True)
+    assert kinds(seen) == ["Call"] * 7  # one is too large for the others
+    seen.clear()
+    await queue.enqueue_many([NewTask(b"x", headers={"x": "y" * 10_000})] * 30)
+    assert kinds(seen) == ["Call"]
 
 
 async def test_queues_without_faces_and_with_codecs(inner, both):
@@ -435,6 +520,96 @@ async def test_payloads_are_checked_as_without_options(inner, kind, payload, ok)
     assert (await inner.queue("mail").stats()).ready == int(ok)
 
 
+async def test_entries_of_many_are_read_as_documents_are(inner, subtests):
+    with socket_path() as path:
+        async with serving(inner, path=path) as url, wired(url) as wire:
+            wire.send([0, 0, pack({"queue": "short"})])
+            for n, (what, options) in enumerate(ENTRIES.items()):
+                with subtests.test(what):
+                    await check_entry_of_many(wire, 2 * n + 1, options)
+    short, general = [await state(inner, inner.queue(one)) for one in ("short", "general")]
+    assert short == general
+
+
+async def check_entry_of_many(wire, id, options):
+    document = pack({"queue": "general", "tasks": [{"payload": b"y"}, {"payload": b"x"} | options]})
+    wire.send([11, id, 0, [[0, b"y", None], [0, b"x", pack(options)]]])
+    wire.send([8, id + 1, "POST", "/tasks", {}, document, None])
+    (status, answer), (other_status, other) = await wire.answer(id), await wire.answer(id + 1)
+    assert status == other_status
+    if status == 2:
+        said = other["detail"].removeprefix("tasks[1]: ").removeprefix("tasks[1].")
+        assert answer["detail"] == "tasks[1]: " + said.replace("tasks[1] has", "the options has")
+        assert (answer["type"], answer["status"]) == (other["type"], other["status"])
+    else:
+        assert len(answer) == 32
+
+
+@pytest.mark.parametrize(
+    ("tasks", "status", "said"),
+    [
+        ([[0, b"x", b"\x80"], [0, b"x", b"\xc1"]], 422, "tasks[1]: "),
+        ([[0, b"x", b"\x80"], [0, b"x", pack({"queue": "q"})]], 422, "tasks[1]: "),
+        ([[0, b"x", None], [1, b"\xc1", None]], 422, "tasks[1]: payload is not msgpack"),
+        ([[1, pack([0] * 30_000), None], [1, pack([0] * 30_000)[:-1], None]], 422, "tasks[1]: "),
+        (
+            [[0, b"x", b"\x80"], [0, b"x", pack({"headers": {"x": [[]] * 99_999}})]],
+            413,
+            "tasks[1]: ",
+        ),
+        ([[0, b"x", pack({"headers": {"x": b"y" * 9000}})]] * 30, 413, "the limit is 262144"),
+        ([[0, b"x", b"\x80"]] * 300 + [[0, b"x", pack({"delay": -1})]], 422, "tasks[300]: "),
+    ],
+    ids=["damaged", "queue", "payload", "large payload", "parts", "bytes", "many"],
+)
+async def test_one_that_is_wrong_refuses_all(inner, tasks, status, said):
+    with socket_path() as path:
+        async with serving(inner, path=path) as url, wired(url) as wire:
+            wire.send([0, 0, pack({"queue": "mail"})], [11, 1, 0, tasks])
+            wire.send([11, 2, 0, [[0, b"x", pack({"dedup_key": "k"})]] * 2])
+            found, problem = await wire.answer(1)
+            assert (found, problem["status"], said in problem["detail"]) == (2, status, True), (
+                problem
+            )
+            found, (first, second) = await wire.answer(2)
+            assert (found, second) == (0, [first, True, None])
+    assert (await inner.queue("mail").stats()).ready == 1
+
+
+async def test_large_options_of_many(inner):
+    large = pack({"headers": {"x": "y" * 15_000}, "preview": "p" * 2000})
+    tasks = [[0, b"a", large], [0, b"b", None], [1, pack([0] * 30_000), b"\x80"]]
+    with socket_path() as path:
+        async with serving(inner, path=path) as url, wired(url) as wire:
+            wire.send([0, 0, pack({"queue": "mail"})], *([11, n, 0, tasks] for n in (1, 2, 3)))
+            for n in (1, 2, 3):
+                status, answer = await wire.answer(n)
+                assert (status, len(answer)) == (0, 48)
+    leases = await inner.queue("mail").claim(limit=9)
+    assert [len(one.payload) for one in leases] == [1, 1, 30_000] * 3
+    assert leases[0].headers == {"x": "y" * 15_000}
+
+
+async def test_what_was_enqueued_of_many_before_an_error_is_named(inner, monkeypatch):
+    real = operations.EngineQueue.enqueue_many
+
+    async def partly(self, tasks):
+        receipts = await real(self, tasks[:1])
+        error = lodeq.BusyError("later")
+        error.receipts = [*receipts, None]
+        raise error
+
+    monkeypatch.setattr(operations.EngineQueue, "enqueue_many", partly)
+    with socket_path() as path:
+        async with serving(inner, path=path) as url, lodeq.connect(url) as engine:
+            queue = engine.queue("mail")
+            await queue.stats()  # opens the link
+            with pytest.raises(lodeq.BusyError) as caught:
+                await queue.enqueue_many([NewTask(n, max_attempts=9) for n in range(2)])
+            first, second = caught.value.receipts
+            assert ((await engine.get(first.id)).payload, second) == (0, None)
+
+
 async def test_a_queue_that_is_none(inner):
     with socket_path() as path:
         async with serving(inner, path=path) as url, wired(url) as wire:
@@ -482,6 +657,25 @@ async def test_a_lost_enqueue_may_have_happened(inner, cut, monkeypatch, is_olde
                     await queue.enqueue(b"x", **options)
                 assert (await inner.queue("mail").stats()).ready == n + 1
             assert (await queue.enqueue(b"x", dedup_key="k")).duplicate
+
+
+@older
+async def test_a_lost_enqueue_of_many_may_have_happened(inner, cut, monkeypatch, is_older):
+    if is_older:
+        grow_older(monkeypatch)
+    tasks = [NewTask(n, dedup_key=str(n)) for n in range(5)]
+    with socket_path() as path:
+        async with serving(inner, path=path) as url, lodeq.connect(url) as engine:
+            queue = engine.queue("mail")
+            await queue.stats()  # opens the link
+            cut[0] = 1
+            with pytest.raises(
+                lodeq.CommitUnknownError, match="retry with the same dedup key"
+            ) as lost:
+                await queue.enqueue_many(tasks)
+            assert lost.value.receipts == [None] * 5
+            assert all(one.duplicate for one in await queue.enqueue_many(tasks))
+    assert (await inner.queue("mail").stats()).ready == 5
 
 
 @pytest.fixture
@@ -563,3 +757,102 @@ async def test_a_key_says_who_is_asked(sent):
         await nodes.lead(1, 1, 1, 2, 2, 2)
         again = [await mail.enqueue("again", dedup_key=key) for key in keyed]
         assert again == [lodeq.Receipt(one.id, True) for one in keyed.values()]
+
+
+async def test_keys_of_many_say_who_is_asked(sent, monkeypatch):
+    async with cluster() as nodes, client(nodes) as engine:
+        mail = engine.queue("mail", tenant="t")
+        for n in range(6):  # opens the links
+            await mail.enqueue(n)
+        sent.clear()
+        tasks = [
+            NewTask(n, dedup_key=f"k-{n}") if n % 3 else NewTask(n, priority=3) for n in range(60)
+        ]
+        receipts = await mail.enqueue_many(tasks)
+        assert [(await engine.get(one.id)).payload for one in receipts] == [*range(60)]
+        sent.clear()
+        keyed = [one for one in tasks if one.dedup_key is not None]
+        held = [lodeq.Receipt(receipts[n].id, True) for n in range(60) if n % 3]
+        assert await mail.enqueue_many(keyed) == held
+        assert await mail.enqueue_many([NewTask(n, priority=1) for n in range(9)]) != []
+        one = [NewTask(b"x", dedup_key="k-1"), NewTask(b"y", dedup_key="k-1")]
+        assert await mail.enqueue_many(one) == [held[0]] * 2
+        assert sent == []
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.session, "batch_max", 30)
+            assert await mail.enqueue_many(keyed) == held
+        assert set(sent) == {"/tasks"}
+        with pytest.raises(lodeq.UsageError, match="ALL_TENANTS takes no enqueue"):
+            await engine.queue("mail", tenant=lodeq.ALL_TENANTS).enqueue_many(keyed)
+        await nodes.lead(1, 1, 1, 2, 2, 2)
+        assert await mail.enqueue_many(keyed) == held
+        await nodes.lead(0, 0, 0, 0, 0, 0)
+        assert await mail.enqueue_many(keyed) == held
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"priority": 10, "dedup_key": "w"},
+        {"dedup_window": 5},
+        {"dedup_key": "w", "delay": 5, "run_at": MOMENT},
+        {"dedup_key": "w", "shard_key": "s"},
+        {"dedup_key": 5},
+        {"on_conflict": "raise"},
+    ],
+    ids=str,
+)
+async def test_one_of_many_that_is_wrong_refuses_those_of_all_nodes(wrong):
+    async with cluster() as nodes, client(nodes) as engine:
+        mail = engine.queue("mail")
+        for n in range(6):
+            await mail.enqueue(n)
+        tasks = [NewTask(n, dedup_key=str(n)) for n in range(20)]
+        tasks.insert(13, NewTask(b"x", **wrong))
+        with pytest.raises(lodeq.UsageError) as caught:
+            await mail.enqueue_many(tasks)
+        assert caught.value.index == 13
+        assert caught.value.receipts == [None] * 21
+        assert (await mail.stats()).ready == 6
+
+
+@older
+async def test_lost_ones_of_many_with_keys_are_sent_again(cut, monkeypatch, is_older):
+    if is_older:
+        grow_older(monkeypatch)
+    tasks = [NewTask(n, dedup_key=str(n)) for n in range(20)]
+    async with cluster() as nodes, client(nodes) as engine:
+        mail = engine.queue("mail")
+        for n in range(6):
+            await mail.enqueue(n)
+        cut[0] = 1
+        receipts = await mail.enqueue_many(tasks)
+        assert cut[0] == 0
+        assert any(one.duplicate for one in receipts)
+        assert [(await engine.get(one.id)).payload for one in receipts] == [*range(20)]
+        for n in range(6):  # and links to all
+            await mail.enqueue(n)
+        cut[0] = 1
+        with pytest.raises(lodeq.CommitUnknownError):
+            await mail.enqueue_many([NewTask(n, priority=3) for n in range(4)])
+        assert (await mail.stats()).ready == 36
+
+
+async def test_lost_ones_of_many_that_nobody_answers_for_may_have_happened(cut):
+    async def nobody(call):
+        raise lodeq.NotLeaderError("nobody leads it")
+
+    tasks = [NewTask(n, dedup_key=str(n)) for n in range(20)]
+    async with cluster() as nodes, client(nodes) as engine:
+        mail = engine.queue("mail")
+        for n in range(6):
+            await mail.enqueue(n)
+        engine.fast._send = nobody
+        cut[0] = 1
+        with pytest.raises(lodeq.CommitUnknownError, match="was lost") as caught:
+            await mail.enqueue_many(tasks)
+        done = caught.value.receipts
+        assert 0 < done.count(None) < 20
+        for n, one in enumerate(done):
+            assert one is None or (await engine.get(one.id)).payload == n
+        assert (await mail.stats()).ready == 26

@@ -244,6 +244,39 @@ async def test_same_rows_as_the_general_code_of_direct_calls(monkeypatch):
     assert await rows_of_direct_calls(is_direct=False) == direct
 
 
+async def rows_of_direct_batches(*, is_direct):
+    """The same in batches, which are duplicates the second time."""
+    rows, receipts, direct = [], [], 0
+    async with open_in_memory(clock=ManualClock(), rng=SeededRng(8)) as engine:
+        mail = engine.queue("mail", tenant="acme", retention=60)
+        calls = direct_calls.DirectCalls(engine._state)
+        batches = (
+            [NewTask(one, **options) for one, options in zip(PAYLOADS * 9, OPTIONS, strict=False)],
+            [NewTask(b"x"), NewTask({"n": 1}), NewTask(b"y")],
+            [NewTask(b"x", dedup_key="twice"), NewTask(b"y", dedup_key="twice")],
+            [NewTask(b"x"), NewTask(b"y", max_attempts=9)],
+        )
+        for tasks in batches * 2:
+            told = Told()
+            if is_direct and calls.enqueue_tasks(mail, tasks, told):
+                direct += 1
+                receipts.append(await told.future)
+            else:
+                receipts.append(await mail.enqueue_many(tasks))
+            rows.append(engine._state.shards[0].store.scan(b"", b"\xff", 10_000))
+            rows.append((engine._state.totals.enqueued, engine._state.totals.duplicates))
+        assert (await engine.verify()).ok
+    assert direct == (6 if is_direct else 0)
+    return receipts, rows
+
+
+async def test_same_rows_as_the_general_code_of_direct_batches(monkeypatch):
+    direct = await rows_of_direct_batches(is_direct=True)
+    for name in ("submit_plain_many", "submit_tasks"):
+        monkeypatch.setattr(queue, name, lambda *_: None)
+    assert await rows_of_direct_batches(is_direct=False) == direct
+
+
 def put_unheld(put_delayed):
     """``put_delayed`` without anything to hold in memory: rows are read when they are due."""
 
