@@ -39,6 +39,7 @@ __all__ = ["HANDLERS"]
 _CHECK_COST: Final = 16  # a byte that is checked, beside one that is answered
 _TASK_COST: Final = 4 << 10  # a task of many
 _SMALL: Final = 16 << 10  # bytes; checking a larger value takes turns of the loop
+_HELD: Final = 1 << 10  # bytes of options; more are not held as objects by any number of requests
 _OPTIONS_COST: Final = 4 * _CHECK_COST  # a byte of options, which become objects
 _OPTIONS_BYTES_MAX: Final = 64 << 10  # without headers
 _OPTIONS_TASK_COST: Final = 16 << 10  # a task of many with options
@@ -180,6 +181,8 @@ def _enqueue_with(link: LinkPort, entry: requests.EnqueueWith) -> None:
             with suppress(UsageError):  # raised below, as of many
                 if link.serving.direct.enqueue_with(queue, task, receipt):
                     return
+        if n > _HELD:
+            options = None
     elif n > (most := _OPTIONS_BYTES_MAX + limits.headers_bytes_max):
         text = f"the options have {n} bytes, the limit is {most}"
         raise PayloadTooLargeError(text, size_bytes=n, limit_bytes=most)
@@ -196,6 +199,8 @@ async def _enqueue_with_slowly(
         async with link.calls_at_work:
             link.check_time(entry.deadline)
             options = await _large_options(link, entry.options)
+            await _enqueue_with_slowly(link, queue, entry, options)
+        return
     bytes_max = link.serving.hub.limits.value_bytes_max
     payload = await _checked(link, entry.kind, entry.payload, bytes_max, "payload")
     (receipt,) = await queue.enqueue_many([NewTask(payload, **options)])

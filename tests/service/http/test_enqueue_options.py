@@ -20,6 +20,7 @@ from lodeq.client.transport.transport import SyncTransport, Transport
 from lodeq.service.http.link import connection as linked
 from lodeq.service.http.link import operations, requests
 from lodeq.service.http.link import serving as link_serving
+from lodeq.service.http.link.port import CALLS_MAX
 
 pytestmark = pytest.mark.anyio
 
@@ -608,6 +609,33 @@ async def test_what_was_enqueued_of_many_before_an_error_is_named(inner, monkeyp
                 await queue.enqueue_many([NewTask(n, max_attempts=9) for n in range(2)])
             first, second = caught.value.receipts
             assert ((await engine.get(first.id)).payload, second) == (0, None)
+
+
+async def test_those_whose_commit_is_awaited_hold_few_objects(inner, monkeypatch):
+    real, begun, over = operations.EngineQueue.enqueue_many, [], anyio.Event()
+
+    async def stalled(self, tasks):
+        begun.append(tasks)
+        await over.wait()
+        return await real(self, tasks)
+
+    monkeypatch.setattr(operations.EngineQueue, "enqueue_many", stalled)
+    large = pack({"shard_key": "s", "headers": {"x": [{}] * 9000}})
+    small = pack({"shard_key": "s"})
+    with socket_path() as path:
+        async with serving(inner, path=path) as url, wired(url) as wire:
+            wire.send([0, 0, pack({"queue": "mail"})])
+            for n in range(1, 41):
+                wire.send([10, n, 0, 0, b"x", large])
+            wire.send(*([10, n, 0, 0, b"x", small] for n in range(41, 81)), [1, 81, 9, 0, b""])
+            assert (await wire.answer(81))[0] == 2
+            await anyio.wait_all_tasks_blocked()
+            sizes = [len((task.headers or {}).get("x", ())) for (task,) in begun]
+            over.set()
+            for n in range(1, 81):
+                assert (await wire.answer(n))[0] == 0
+    assert sorted(sizes) == [0] * 40 + [9000] * CALLS_MAX
+    assert (await inner.queue("mail").stats()).ready == 80
 
 
 async def test_a_queue_that_is_none(inner):
