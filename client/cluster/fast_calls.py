@@ -36,6 +36,11 @@ __all__ = ["ClusterFastCalls"]
 _rng: Final = SystemRng()
 
 
+def _is_repeatable(task: NewTask) -> bool:
+    """Whether the same twice is the same as once; ``raise`` would refuse it for its own task."""
+    return task.dedup_key is not None and task.on_conflict != "raise"
+
+
 class ClusterFastCalls:
     """The short way to the nodes of one cluster.
 
@@ -115,9 +120,9 @@ class ClusterFastCalls:
             return await fast.enqueue_with(template, task)
         except CommitUnknownError as error:
             nodes.note(node, error)
-            if task.dedup_key is None:
+            if not _is_repeatable(task):
                 raise
-            with Doubt() as doubt:  # the same twice is the same as once
+            with Doubt() as doubt:
                 doubt.of(error)
                 doc = await self._send(calls.enqueue(self._session, template, task, None))
                 return receipt_of(doc["receipts"][0])
@@ -184,8 +189,8 @@ class ClusterFastCalls:
                 if isinstance(got, NotLeaderError | UnreachableError):  # those do nothing
                     continue
                 if isinstance(got, CommitUnknownError) and all(
-                    tasks[n].dedup_key is not None for n in places if receipts[n] is None
-                ):  # the same twice is the same as once
+                    _is_repeatable(tasks[n]) for n in places if receipts[n] is None
+                ):
                     doubt.of(got)
                     continue
                 calls.place_among(got, places)

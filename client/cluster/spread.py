@@ -308,7 +308,11 @@ class _Batch:
 
     def is_keyed(self, places: Sequence[int]) -> bool:
         """Whether all of these may be sent twice."""
-        return all(self.tasks[n].get("dedup_key") is not None for n in places)
+        tasks = [self.tasks[n] for n in places]
+        return all(
+            task.get("dedup_key") is not None and task.get("on_conflict") != "raise"
+            for task in tasks
+        )
 
     def failed(self, error: LodeqError, places: Sequence[int]) -> LodeqError:
         """The error of a part as that of the whole."""

@@ -37,6 +37,11 @@ __all__ = ["SyncClusterFastCalls"]
 _rng: Final = SystemRng()
 
 
+def _is_repeatable(task: NewTask) -> bool:
+    """Whether the same twice is the same as once; ``raise`` would refuse it for its own task."""
+    return task.dedup_key is not None and task.on_conflict != "raise"
+
+
 class SyncClusterFastCalls:
     """The short way to the nodes of one cluster.
 
@@ -116,9 +121,9 @@ class SyncClusterFastCalls:
             return fast.enqueue_with(template, task)
         except CommitUnknownError as error:
             nodes.note(node, error)
-            if task.dedup_key is None:
+            if not _is_repeatable(task):
                 raise
-            with Doubt() as doubt:  # the same twice is the same as once
+            with Doubt() as doubt:
                 doubt.of(error)
                 doc = self._send(calls.enqueue(self._session, template, task, None))
                 return receipt_of(doc["receipts"][0])
@@ -185,8 +190,8 @@ class SyncClusterFastCalls:
                 if isinstance(got, NotLeaderError | UnreachableError):  # those do nothing
                     continue
                 if isinstance(got, CommitUnknownError) and all(
-                    tasks[n].dedup_key is not None for n in places if receipts[n] is None
-                ):  # the same twice is the same as once
+                    _is_repeatable(tasks[n]) for n in places if receipts[n] is None
+                ):
                     doubt.of(got)
                     continue
                 calls.place_among(got, places)

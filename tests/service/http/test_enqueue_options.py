@@ -743,6 +743,27 @@ async def test_a_lost_one_with_a_key_is_sent_again_in_a_cluster(cut, monkeypatch
         assert (await queue.stats()).ready == 14
 
 
+@older
+async def test_a_lost_one_is_not_refused_for_its_own_task(cut, monkeypatch, is_older):
+    if is_older:
+        grow_older(monkeypatch)
+    async with cluster() as nodes, client(nodes) as engine:
+        queue = engine.queue("mail")
+        for n in range(6):
+            await queue.enqueue(n)
+        cut[0] = 1
+        with pytest.raises(lodeq.CommitUnknownError):
+            await queue.enqueue(b"x", dedup_key="k", on_conflict="raise")
+        for n in range(6):  # and links to all
+            await queue.enqueue(n)
+        cut[0] = 1
+        with pytest.raises(lodeq.CommitUnknownError):
+            await queue.enqueue_many([NewTask(b"y", dedup_key="m", on_conflict="raise")])
+        with pytest.raises(lodeq.DuplicateTaskError):
+            await queue.enqueue(b"x", dedup_key="k", on_conflict="raise")
+        assert (await queue.stats()).ready == 14
+
+
 async def test_a_lost_one_that_nobody_answers_for_may_have_happened(cut):
     async def nobody(call):
         raise lodeq.NotLeaderError("nobody leads it")
