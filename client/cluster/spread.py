@@ -283,6 +283,8 @@ async def anywhere(nodes: Nodes, call: Call, first: str | None = None) -> Any:
             if patience.is_over:
                 raise last
             await pause(patience.next_s())
+            if following is None:
+                nodes.pass_on()
             node = following or (await nodes.leaders())[0]
 
 
@@ -394,5 +396,7 @@ async def enqueue(nodes: Nodes, call: Call) -> Any:
             if following is None and shard is not None:
                 await nodes.refresh()
                 following = nodes.topology.leader(shard)
+            if following is None:
+                nodes.pass_on()
             work.append((following, rest, shard))
     return {"receipts": [_doc_of(one) for one in batch.receipts]}

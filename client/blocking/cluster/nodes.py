@@ -164,6 +164,10 @@ class SyncNodes:
         found = self._in_turn()
         return found[0] if found else None
 
+    def pass_on(self) -> None:
+        """The node whose turn it is has not taken a call: another one is next."""
+        self._stays_until = float("-inf")
+
     def _in_turn(self) -> list[str]:
         """The nodes that lead something, the one whose turn it is first."""
         found = self.topology.leading()

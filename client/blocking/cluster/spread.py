@@ -284,6 +284,8 @@ def anywhere(nodes: SyncNodes, call: Call, first: str | None = None) -> Any:
             if patience.is_over:
                 raise last
             pause(patience.next_s())
+            if following is None:
+                nodes.pass_on()
             node = following or (nodes.leaders())[0]
 
 
@@ -395,5 +397,7 @@ def enqueue(nodes: SyncNodes, call: Call) -> Any:
             if following is None and shard is not None:
                 nodes.refresh()
                 following = nodes.topology.leader(shard)
+            if following is None:
+                nodes.pass_on()
             work.append((following, rest, shard))
     return {"receipts": [_doc_of(one) for one in batch.receipts]}

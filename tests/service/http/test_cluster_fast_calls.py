@@ -10,7 +10,9 @@ import lodeq
 import lodeq.sync
 from lodeq import NewTask
 from lodeq.client.blocking.fast_calls import SyncFastCalls
+from lodeq.client.calls import Call
 from lodeq.client.cluster import nodes as client_nodes
+from lodeq.client.cluster import spread
 from lodeq.client.fast_calls import FastCalls
 from lodeq.client.transport.transport import SyncTransport, Transport
 
@@ -243,6 +245,27 @@ async def test_who_calls_alone_meets_every_leader(engine, now):
     found = leaders_of(engine, receipts)
     assert len(set(found[:3])) == 3
     assert found == found[:3] * 3
+
+
+@pytest.mark.parametrize("way", [spread.anywhere, spread.enqueue])
+async def test_a_leader_that_refuses_and_names_none_is_not_asked_again(
+    engine, now, monkeypatch, way
+):
+    await all_linked(engine)
+    nodes, asked, real = engine.fast._nodes, [], Transport.send
+
+    async def send(self, call):
+        if call.method == "POST":
+            asked.append(self)
+            if self is asked[0]:
+                raise lodeq.NotLeaderError("it is about to have another leader")
+        return await real(self, call)
+
+    monkeypatch.setattr(Transport, "send", send)
+    nodes.under_way.add("a call that is not answered yet")
+    doc = {"queue": "mail", "tasks": [{"payload": b"x"}]}
+    await way(nodes, Call("POST", "/tasks", doc, is_write=True))
+    assert len(asked) == 2
 
 
 async def test_a_claim_asks_first_where_the_last_tasks_went(engine, now, monkeypatch):
