@@ -197,6 +197,8 @@ async def _enqueue_with_slowly(
 ) -> None:
     if options is None:
         async with link.calls_at_work:
+            if link.transport is None:
+                return
             link.check_time(entry.deadline)
             options = await _large_options(link, entry.options)
             await _enqueue_with_slowly(link, queue, entry, options)
