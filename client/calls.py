@@ -302,7 +302,7 @@ def enqueue_many(
 
 
 def packed_options(session: Session, template: QueueTemplate, task: NewTask) -> bytes | None:
-    """What a task has beside its payload, as ``enqueue`` sends it; None: only that can say more.
+    """The options of a task, packed for the link; None: they do not pack, and ``enqueue`` says why.
 
     Raises:
         UsageError: an option is wrong.

@@ -14,12 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from ...engine.runtime.ids import SystemRng
-from ...errors import (
-    CommitUnknownError,
-    LodeqError,
-    NotLeaderError,
-    UnreachableError,
-)
+from ...errors import CommitUnknownError, LodeqError, NotLeaderError, UnreachableError
 from ...repository.model.task_options import CONFLICT_DEFAULT
 from ...repository.model.values import NewTask, Receipt
 from .. import calls

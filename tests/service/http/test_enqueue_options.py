@@ -371,7 +371,7 @@ async def test_queues_without_faces_and_with_codecs(inner, both):
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 async def test_clients_of_other_kinds(anyio_backend, seen):
-    """Of trio, and one that blocks, of a server in another thread."""
+    """One on trio, and one that blocks; their server is in another thread."""
     from anyio.from_thread import start_blocking_portal
 
     async def script(url):
@@ -509,9 +509,15 @@ async def test_options_that_are_none_are_an_error_of_their_request(inner, packed
 
 @pytest.mark.parametrize(
     ("kind", "payload", "ok"),
-    [(0, b"\xc1", True), (1, b"\xc1", False), (1, b"\xc0", True), (2, b"\xc1", True),
-     (1, pack([0] * 30_000), True), (1, pack([0] * 30_000)[:-1], False)],
-)  # fmt: skip
+    [
+        (0, b"\xc1", True),
+        (1, b"\xc1", False),
+        (1, b"\xc0", True),
+        (2, b"\xc1", True),
+        (1, pack([0] * 30_000), True),
+        (1, pack([0] * 30_000)[:-1], False),
+    ],
+)
 async def test_payloads_are_checked_as_without_options(inner, kind, payload, ok):
     with socket_path() as path:
         async with serving(inner, path=path) as url, wired(url) as wire:
