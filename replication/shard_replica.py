@@ -273,11 +273,20 @@ class ShardReplica:
         if pause_s is None and is_behind:  # heard during the turn
             pause_s = FOLLOW_S
         self._looks_soon = pause_s == FOLLOW_S
-        was_woken = await self.wake.wait(pause_s)
+        was_woken = await self.wake.wait(self._look_s() if self._looks_soon else pause_s)
         if self._looks_soon and not was_woken and self.heard <= self.delivered:
             self._looks_soon = False
             await self.wake.wait()
         self._looks_soon = True  # until the turn is over
+
+    def _look_s(self) -> float:
+        """Seconds to the next look of a follower: all shards of a node look at the same times.
+
+        So that what they read can travel together. It is ``FOLLOW_S``, or half of it more or less.
+        """
+        now = self.node.mono()
+        left_s = FOLLOW_S - now % FOLLOW_S
+        return left_s if left_s >= FOLLOW_S / 2 else left_s + FOLLOW_S
 
     def _backoff(self) -> float:
         self._failures += 1

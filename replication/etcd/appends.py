@@ -1,7 +1,7 @@
 """Appends: one transaction that holds only while the term leads and the tail has not moved.
 
     if create_revision(leader) = term and mod_revision(tail) = seen: put record, tail, now and
-        then a hint
+        then hints
     else: get record, get floor
 
 ``seen`` changes with every append, and a revision never comes back. So a transaction may be sent
@@ -24,6 +24,7 @@ from ..record import LogRecord
 from . import rpc_pb2 as pb
 from .endpoints import Endpoints
 from .hints import Hints
+from .joint import JointAppends, Part
 from .keys import Keys, decode_number
 from .rpc import Rpc
 from .session import Session
@@ -76,6 +77,7 @@ class Appender:
         self._bytes_max = bytes_max
         self._packer = Compressor("zstd", level=1)
         self._hints = Hints(endpoints, keys, clock)
+        self._joint = JointAppends(self._send, self._hints)
         self._tenures: dict[int, Tenure] = {}
         self.base = 0  # of the genesis: what a shard's tail is before there is one
 
@@ -97,6 +99,7 @@ class Appender:
     async def close(self) -> None:
         """Append no more, and write no more hints."""
         self.clear()
+        await self._joint.close()
         await self._hints.close()
 
     async def begin(self, shard: int, term: int, tail: pb.KeyValue | None) -> Tenure | None:
@@ -168,19 +171,12 @@ class Appender:
                 )
         shard, last = record.shard, record.last
         written = [put(self._keys.record(shard, record.first), cut.stored), put(tail, b"%d" % last)]
-        has_hint = self._hints.is_due(shard)
-        if has_hint:
-            written.append(self._hints.put(shard, last))
-        request = txn(fence, written, self._look(record))
-        answer = await self._send(request)
+        looks = self._look(record)
+        answer = await self._joint.send(Part(shard, last, fence, written, looks, len(cut.stored)))
         tenure.seen = (
             answer.header.revision if answer.succeeded else self._found(answer, record, cut.stored)
         )
         tenure.last = last
-        if has_hint:
-            self._hints.wrote(shard)
-        else:
-            self._hints.owe(shard, tenure.term, last)
 
     def _look(self, record: LogRecord) -> list[pb.RequestOp]:
         """Reads that say whether a record was added."""

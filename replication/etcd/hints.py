@@ -2,16 +2,20 @@
 
 Whoever watches a key gets a message for each change. The tail changes with every
 append, so nobody watches it: a busy cluster would do little else. An append that comes ``HINT_S``
-behind the last hint writes one in its own transaction. One that comes earlier *owes* it: unless
-another append has written it by then, it is written alone twice that time behind the last one. So
-appends that go on and on never do.
+behind the last hints of this node writes one in its own transaction, and with it those that its
+other shards *owe*: their appends came earlier than that. What is owed and has found no such append
+is written alone, all of it together, twice that time behind the last hints. So appends that go on
+and on never do that, and a node that leads many shards tells of all of them in one message.
 
-A hint that is lost costs a follower time: it looks at the log now and then anyway.
+A hint that is lost costs a follower time: it looks at the log now and then anyway. So a hint is not
+fenced, as appends are: one of a term that is over says of an entry what is true of it for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from itertools import islice
 from typing import Final
 
 from ...engine.runtime.clock import Clock
@@ -20,11 +24,12 @@ from . import rpc_pb2 as pb
 from .endpoints import Endpoints
 from .keys import Keys
 from .rpc import Rpc
-from .txn import created_at, put, txn
+from .txn import put, txn
 
-__all__ = ["HINT_S", "Hints"]
+__all__ = ["HINTS_MAX", "HINT_S", "Hints"]
 
-HINT_S: Final = 0.02  # between two of one shard
+HINT_S: Final = 0.02  # between two writes of them
+HINTS_MAX: Final = 64  # of one transaction: etcd takes 128 operations by default
 
 
 class Hints:
@@ -34,43 +39,74 @@ class Hints:
         self._endpoints = endpoints
         self._keys = keys
         self._clock = clock
-        self._written: dict[int, float] = {}  # by shard: mono() of the last one
-        self._owed: dict[int, tuple[int, int]] = {}  # term and last index
-        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._written: float | None = None  # mono() of the last ones
+        self._owed: dict[int, int] = {}  # by shard: last index
+        self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
-    def is_due(self, shard: int) -> bool:
-        """Whether the next append is to write one."""
-        written = self._written.get(shard)
-        return written is None or self._clock.mono() - written >= HINT_S
+    def take(self, added: Mapping[int, int]) -> dict[int, int]:
+        """What an append is to write: last indices by shard; empty: nothing. See ``sent``.
 
-    def put(self, shard: int, last: int) -> pb.RequestOp:
-        """The operation that writes one."""
-        return put(self._keys.of_shard("hint", shard), b"%d" % last)
+        Args:
+            added: by shard, the last entry that the append adds.
+        """
+        if self._written is not None and self._clock.mono() - self._written < HINT_S:
+            return {}
+        for shard in added:
+            self._owed.pop(shard, None)
+        return {**self._take_owed(HINTS_MAX - len(added)), **added}
 
-    def wrote(self, shard: int) -> None:
-        """An append has written one."""
-        self._written[shard] = self._clock.mono()
-        self._owed.pop(shard, None)
-        timer = self._timers.pop(shard, None)
-        if timer is not None:
-            timer.cancel()
+    def puts(self, hints: Mapping[int, int]) -> list[pb.RequestOp]:
+        """The operations that write these."""
+        return [
+            put(self._keys.of_shard("hint", shard), b"%d" % last) for shard, last in hints.items()
+        ]
 
-    def owe(self, shard: int, term: int, last: int) -> None:
-        """An append has written none: see to it that one follows."""
-        self._owed[shard] = term, last
-        if shard not in self._timers:
-            left_s = self._written.get(shard, 0.0) + 2 * HINT_S - self._clock.mono()
-            loop = asyncio.get_running_loop()
-            self._timers[shard] = loop.call_later(max(0.0, left_s), self._write_owed, shard)
+    def sent(self, added: Mapping[int, int], hints: Mapping[int, int], *, is_added: bool) -> None:
+        """Owe what an append that was sent has not written.
 
-    def _write_owed(self, shard: int) -> None:
-        del self._timers[shard]
-        term, last = self._owed.pop(shard)
-        self._written[shard] = self._clock.mono()
-        leads = created_at(self._keys.of_shard("leader", shard), term)
-        send = self._send(txn([leads], [self.put(shard, last)]))
-        task = asyncio.get_running_loop().create_task(send, name=f"lodeq-hint-{shard}")
+        Args:
+            added: as for ``take``.
+            hints: what that returned.
+            is_added: whether the append took effect, as far as its answer says.
+        """
+        if not is_added:  # its hints are not there; of what it adds nobody knows
+            unwritten = {shard: last for shard, last in hints.items() if shard not in added}
+        else:
+            unwritten = {} if hints else dict(added)
+        for shard, last in unwritten.items():
+            self._owe(shard, last)
+
+    def _take_owed(self, most: int) -> dict[int, int]:
+        """Some of what is owed, which counts as written from now on."""
+        taken = dict(islice(self._owed.items(), most))
+        for shard in taken:
+            del self._owed[shard]
+        self._written = self._clock.mono()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._owed:
+            self._wait()
+        return taken
+
+    def _owe(self, shard: int, last: int) -> None:
+        if self._is_closed:
+            return
+        self._owed[shard] = max(last, self._owed.get(shard, 0))
+        if self._timer is None:
+            self._wait()
+
+    def _wait(self) -> None:
+        written = self._clock.mono() if self._written is None else self._written
+        left_s = written + 2 * HINT_S - self._clock.mono()
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, left_s), self._write_owed)
+
+    def _write_owed(self) -> None:
+        self._timer = None
+        request = txn([], self.puts(self._take_owed(HINTS_MAX)))
+        task = asyncio.get_running_loop().create_task(self._send(request), name="lodeq-hints")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -82,9 +118,10 @@ class Hints:
 
     async def close(self) -> None:
         """Write none any more."""
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._owed.clear()
         for task in self._tasks:
             task.cancel()

@@ -12,6 +12,7 @@ from ..record import LogRecord, unpacked_bytes
 from . import rpc_pb2 as pb
 from .endpoints import Endpoints
 from .keys import Keys, decode_number
+from .near_pages import NearPages, Page, page_of, page_reads
 from .rpc import Rpc
 from .txn import get, kvs, only, scan, txn
 
@@ -29,6 +30,7 @@ class LogReader:
         self._endpoints = endpoints
         self._keys = keys
         self._budget_s = budget_s
+        self._near = NearPages(endpoints, keys)
         self.base = 0  # of the genesis: what a shard's tail is before there is one
 
     async def read(
@@ -55,10 +57,10 @@ class LogReader:
         start = self._keys.record(shard, after + 1)
         limit = max(2, min(_PAGE_MAX, bytes_max // _PAGE_KEY_BYTES))
         while True:
-            answer = await self._page(shard, start, limit, is_near=is_near)
-            if answer is None:
+            page = await self._page(shard, start, limit, is_near=is_near)
+            if page is None:
                 return run.records
-            floor, last, found = self._parts(answer, shard)
+            floor, last, found = self._parts(page, shard)
             if floor > run.next and not run.is_inside:
                 return run.records or _refuse(shard, run.next, floor)
             if last < run.next:
@@ -86,30 +88,20 @@ class LogReader:
                 raise
             start = found[-1].key + b"\0"
 
-    async def _page(
-        self, shard: int, start: bytes, limit: int, *, is_near: bool
-    ) -> pb.TxnResponse | None:
-        request = txn(
-            [],
-            [
-                get(self._keys.of_shard("floor", shard), is_near=is_near),
-                get(self._keys.of_shard("tail", shard), is_near=is_near),
-                scan(start, self._keys.records_end(shard), limit=limit, is_near=is_near),
-            ],
-        )
+    async def _page(self, shard: int, start: bytes, limit: int, *, is_near: bool) -> Page | None:
         if is_near:
-            return await self._endpoints.ask_near(request)
-        answer: pb.TxnResponse = await self._endpoints.call(Rpc.TXN, request, self._budget_s)
-        return answer
+            return await self._near.read(shard, start, limit)
+        request = txn([], page_reads(self._keys, shard, start, limit, is_near=False))
+        return page_of(await self._endpoints.call(Rpc.TXN, request, self._budget_s))
 
-    def _parts(self, answer: pb.TxnResponse, shard: int) -> tuple[int, int, Sequence[pb.KeyValue]]:
-        floor, tail = only(answer, 0), only(answer, 1)
+    def _parts(self, page: Page, shard: int) -> tuple[int, int, Sequence[pb.KeyValue]]:
+        floor, tail = page.floor, page.tail
         return (
             self.base + 1
             if floor is None
             else decode_number(floor.value, f"the floor of shard {shard}"),
             self.base if tail is None else decode_number(tail.value, f"the tail of shard {shard}"),
-            kvs(answer, 2),
+            page.found,
         )
 
     def _begins(self, found: Sequence[pb.KeyValue], shard: int, index: int) -> bool:

@@ -12,6 +12,7 @@ from lodeq.replication.memory.network import Route
 from lodeq.replication.port import Change, add_change
 from lodeq.replication.shard_replica import FOLLOW_S
 
+LOOK_S = 1.5 * FOLLOW_S  # the longest pause between two reads
 pytestmark = pytest.mark.anyio
 
 
@@ -63,10 +64,10 @@ async def test_entries_that_come_between_two_reads_take_one(clock) -> None:
         await pair.enqueue(9)
         assert pair.asked() == (reads + 1, states)
         assert not pair.is_level
-        await clock.advance(FOLLOW_S, turns=25)
+        await clock.advance(LOOK_S, turns=25)
         assert pair.is_level
         assert pair.asked() == (reads + 2, states)
-        await clock.advance(FOLLOW_S, turns=25)
+        await clock.advance(LOOK_S, turns=25)
         assert pair.asked() == (reads + 2, states)  # it has heard of all of them
 
 
@@ -74,7 +75,7 @@ async def test_hints_of_entries_that_are_there_ask_nothing(clock) -> None:
     async with LogCluster(clock) as cluster:
         pair = await Pair.open(cluster)
         await pair.enqueue(1)
-        await clock.advance(FOLLOW_S, turns=25)
+        await clock.advance(LOOK_S, turns=25)
         asked = pair.asked()
         for last in range(1, pair.shard.delivered + 1):
             pair.shard.hear(last)
@@ -91,7 +92,7 @@ async def test_a_hint_of_entries_that_are_not_there_is_looked_at_once(clock) -> 
         reads, _ = pair.asked()
         pair.shard.hear(1 << 40)
         for _ in range(10):
-            await clock.advance(FOLLOW_S, turns=25)
+            await clock.advance(LOOK_S, turns=25)
         assert pair.asked()[0] == reads + 1
 
 
@@ -100,9 +101,9 @@ async def test_a_read_may_leave_out_the_newest(clock) -> None:
         pair = await Pair.open(cluster)
         cluster.network.behind.add(pair.follower.name)
         await pair.enqueue(10)
-        await clock.advance(FOLLOW_S, turns=25)
+        await clock.advance(LOOK_S, turns=25)
         assert pair.shard.delivered == cluster.tails()[0] - 1
-        await clock.advance(FOLLOW_S, turns=25)
+        await clock.advance(LOOK_S, turns=25)
         assert pair.is_level
         await cluster.until_equal()
 
@@ -160,7 +161,7 @@ async def test_a_result_that_comes_and_goes_between_two_reads_wakes_who_waits_fo
         pair = await Pair.open(cluster)
         task = asyncio.ensure_future(pair.queue.enqueue(b"x", retention=60))
         await settle(25)
-        await clock.advance(FOLLOW_S, turns=25)
+        await clock.advance(LOOK_S, turns=25)
         assert pair.is_level
         task_id = task.result().id
         waiting = asyncio.ensure_future(pair.follower.engine.result(task_id, wait=600))
@@ -177,7 +178,7 @@ async def test_a_result_that_comes_and_goes_between_two_reads_wakes_who_waits_fo
         ended.result()
         assert not pair.is_level
         assert not waiting.done()
-        await clock.advance(FOLLOW_S, turns=50)
+        await clock.advance(LOOK_S, turns=50)
         assert pair.is_level
         assert waiting.done()
         with pytest.raises(TaskNotFoundError):
@@ -222,5 +223,19 @@ async def test_a_follower_that_reads_all_the_time_knows_who_leads(clock) -> None
         pair = await Pair.open(cluster)
         for _ in range(500):  # longer than a leader that was seen is believed
             await pair.enqueue(1)
-            await clock.advance(2 * FOLLOW_S, turns=25)
+            await clock.advance(2 * LOOK_S, turns=25)
             assert pair.follower.replicator.status().shards[0].leader == pair.leader.name
+
+
+async def test_all_shards_of_a_node_look_at_the_same_times(clock) -> None:
+    async with LogCluster(clock) as cluster:
+        pair = await Pair.open(cluster)
+        looks = set()
+        for _ in range(7):
+            await clock.advance(0.3 * FOLLOW_S, turns=5)
+            wait_s = pair.shard._look_s()
+            assert FOLLOW_S / 2 <= wait_s <= LOOK_S
+            at = (pair.shard.node.mono() + wait_s) / FOLLOW_S
+            assert at == pytest.approx(round(at))
+            looks.add(round(at))
+        assert len(looks) < 7, "who asks a little later looks with those before"

@@ -12,7 +12,7 @@ pytest.importorskip("grpc")
 from lodeq.errors import LodeqError
 from lodeq.replication.etcd import rpc_pb2 as pb
 from lodeq.replication.etcd.appends import Appender
-from lodeq.replication.etcd.hints import HINT_S, Hints
+from lodeq.replication.etcd.hints import HINT_S, HINTS_MAX, Hints
 from lodeq.replication.etcd.keys import Keys
 from lodeq.replication.port import LogUnavailableError
 
@@ -53,53 +53,87 @@ def rig():
 
 
 def written_by(request):
-    (leads,) = request.compare
-    (op,) = request.success
-    assert leads.key == KEYS.of_shard("leader", 3)
-    assert op.request_put.key == KEYS.of_shard("hint", 3)
-    return leads.create_revision, int(op.request_put.value)
+    """The hints of a transaction, by shard."""
+    assert not request.compare
+    puts = [op.request_put for op in request.success]
+    keys = {KEYS.of_shard("hint", shard): shard for shard in range(100)}
+    return {keys[one.key]: int(one.value) for one in puts}
+
+
+def append(hints, shard, last, *, is_added=True):
+    """An append that takes effect at once; what it has told of."""
+    taken = hints.take({shard: last})
+    hints.sent({shard: last}, taken, is_added=is_added)
+    return taken
 
 
 async def test_a_hint_is_due_when_the_last_one_is_a_while_ago():
     clock, endpoints, hints = rig()
-    assert hints.is_due(3)
-    assert hints.put(3, 12).request_put.value == b"12"
-    hints.wrote(3)
-    assert not hints.is_due(3)
-    assert hints.is_due(4), "each shard has hints of its own"
+    assert append(hints, 3, 12) == {3: 12}
+    assert hints.puts({3: 12})[0].request_put.value == b"12"
+    assert append(hints, 3, 13) == {}
     clock.now += 2 * HINT_S
-    assert hints.is_due(3)
+    assert append(hints, 3, 14) == {3: 14}
     assert endpoints.sent.empty()
+    await hints.close()
 
 
-async def test_the_hint_of_the_last_of_many_appends_is_written_by_itself():
+async def test_an_append_tells_of_what_other_shards_owe():
     clock, endpoints, hints = rig()
-    hints.wrote(3)
+    append(hints, 3, 12)
+    append(hints, 4, 7)
+    append(hints, 5, 8)
+    append(hints, 4, 9)
+    clock.now += 1.5 * HINT_S
+    assert append(hints, 3, 13) == {3: 13, 4: 9, 5: 8}
+    clock.now += 1.5 * HINT_S
+    assert append(hints, 3, 14) == {3: 14}, "they are told of"
+    assert endpoints.sent.empty()
+    assert hints._timer is None
+
+
+async def test_the_hints_of_the_last_of_many_appends_are_written_by_themselves():
+    clock, endpoints, hints = rig()
+    append(hints, 3, 12)
     for last in (13, 14, 15):
-        hints.owe(3, 57, last)
-    assert written_by(await endpoints.sent.get()) == (57, 15)
+        append(hints, 3, last)
+        append(hints, 4, last + 10)
+    assert written_by(await endpoints.sent.get()) == {3: 15, 4: 25}
     assert endpoints.sent.empty()
-    assert not hints.is_due(3), "that was one"
+    assert append(hints, 3, 16) == {}, "those were some"
     clock.now += 2 * HINT_S
-    assert hints.is_due(3)
+    assert append(hints, 3, 17) == {3: 17}
+    await hints.close()
 
 
-async def test_an_append_that_writes_one_pays_what_is_owed():
+async def test_a_transaction_has_so_many_hints_at_most():
     clock, endpoints, hints = rig()
-    hints.wrote(3)
-    hints.owe(3, 57, 13)
-    clock.now += 2 * HINT_S
-    hints.wrote(3)
-    hints.owe(3, 57, 14)
-    assert written_by(await endpoints.sent.get()) == (57, 14)
-    assert endpoints.sent.empty()
+    append(hints, 99, 1)
+    for shard in range(HINTS_MAX + 2):
+        append(hints, shard, 1)
+    clock.now += 1.5 * HINT_S
+    assert len(append(hints, 99, 2)) == HINTS_MAX
+    assert len(written_by(await endpoints.sent.get())) == 3
+    await hints.close()
+
+
+async def test_what_a_failed_append_was_to_tell_of_other_shards_is_owed_again():
+    clock, _endpoints, hints = rig()
+    append(hints, 3, 12)
+    append(hints, 4, 7)
+    clock.now += 1.5 * HINT_S
+    assert append(hints, 3, 13, is_added=False) == {3: 13, 4: 7}
+    append(hints, 4, 8)
+    clock.now += 1.5 * HINT_S
+    assert append(hints, 5, 2) == {4: 8, 5: 2}, "of its own entry nobody knows"
+    await hints.close()
 
 
 async def test_a_hint_that_fails_fails_nobody(caplog):
     _clock, endpoints, hints = rig()
     endpoints.error = LogUnavailableError("down")
-    hints.wrote(3)
-    hints.owe(3, 57, 13)
+    append(hints, 3, 12)
+    append(hints, 3, 13)
     await endpoints.sent.get()
     await hints.close()
     assert not caplog.records
@@ -107,11 +141,13 @@ async def test_a_hint_that_fails_fails_nobody(caplog):
 
 async def test_none_is_written_after_the_end():
     _clock, endpoints, hints = rig()
-    hints.wrote(3)
-    hints.owe(3, 57, 13)
+    append(hints, 3, 12)
+    taken = hints.take({4: 7})
+    append(hints, 3, 13)
     await hints.close()
+    hints.sent({4: 7}, taken, is_added=True)
     await asyncio.sleep(0)
-    assert not hints._timers
+    assert hints._timer is None
     assert not hints._owed
     assert endpoints.sent.empty()
 

@@ -1,5 +1,7 @@
 """Near reads: what one member has, and when that will not do."""
 
+import asyncio
+
 import grpc
 import pytest
 from support_behaviour import StillClock
@@ -10,6 +12,7 @@ from lodeq.replication.etcd import rpc_pb2 as pb
 from lodeq.replication.etcd.address import parse_address
 from lodeq.replication.etcd.endpoints import Endpoints
 from lodeq.replication.etcd.keys import Keys
+from lodeq.replication.etcd.near_pages import PAGES_MAX
 from lodeq.replication.etcd.reader import LogReader
 from lodeq.replication.port import Position
 from lodeq.replication.record import encode_record
@@ -34,6 +37,7 @@ class Member:
         self.is_down = is_down
         self.cluster_id = 1
         self.asked: list[str] = []
+        self.limits: list[list[int]] = []
 
     async def call(self, rpc, request, timeout_s, metadata):
         reads = [op.request_range for op in request.success]
@@ -44,13 +48,22 @@ class Member:
             raise grpc.RpcError
         n = self.n_near if is_near else len(RECORDS)
         revision = self.revision if is_near else 9
-        tail = [pb.KeyValue(key=KEYS.of_shard("tail", 0), value=b"%d" % n)]
-        stored = [
-            pb.KeyValue(key=KEYS.record(0, one.first), value=encode_record(one))
-            for one in RECORDS[:n]
-            if KEYS.record(0, one.first) >= reads[2].key
-        ]
-        answers = [pb.RangeResponse(), pb.RangeResponse(kvs=tail), pb.RangeResponse(kvs=stored)]
+        answers = []
+        for at in range(0, len(reads), 3):
+            tail_key, start = reads[at + 1].key, reads[at + 2].key
+            has_records = tail_key == KEYS.of_shard("tail", 0)
+            tail = [pb.KeyValue(key=tail_key, value=b"%d" % n)] if has_records else []
+            stored = [
+                pb.KeyValue(key=KEYS.record(0, one.first), value=encode_record(one))
+                for one in RECORDS[:n]
+                if has_records and KEYS.record(0, one.first) >= start
+            ]
+            answers += [
+                pb.RangeResponse(),
+                pb.RangeResponse(kvs=tail),
+                pb.RangeResponse(kvs=stored),
+            ]
+        self.limits.append([one.limit for one in reads[2::3]])
         header = pb.ResponseHeader(cluster_id=self.cluster_id, revision=revision)
         return pb.TxnResponse(
             header=header,
@@ -104,3 +117,40 @@ async def test_other_reads_are_not_content_with_that():
     member = Member(2)
     assert await reader_of(member).read(0, 0, 1 << 20) == RECORDS
     assert member.asked == ["all"]
+
+
+async def test_pages_of_one_turn_go_in_one_call():
+    member = Member(2)
+    reader = reader_of(member)
+    reads = [reader.read(shard, 0, 1 << 20, is_near=True) for shard in range(3)]
+    found = await asyncio.gather(*reads)
+    assert found == [RECORDS[:2], [], []]
+    assert member.asked == ["near", "all", "all"], "nothing here: the others are asked, each alone"
+    assert member.limits[0] == [5, 5, 5], "an answer has no more records than that of one"
+
+
+async def test_a_call_has_so_many_pages_at_most():
+    member = Member(2)
+    reads = [reader_of(member)] * (PAGES_MAX + 1)
+    pages = [one._near.read(shard, b"", 16) for shard, one in enumerate(reads)]
+    await asyncio.gather(*pages)
+    assert member.limits == [[2] * PAGES_MAX, [16]]
+
+
+async def test_what_ends_a_call_ends_all_who_wait_for_it():
+    member = Member(2)
+    member.cluster_id = 2
+    reader = reader_of(member)
+    reads = [reader.read(shard, 0, 1 << 20, is_near=True) for shard in range(2)]
+    found = await asyncio.gather(*reads, return_exceptions=True)
+    assert [type(one) for one in found] == [LogRolledBackError] * 2
+
+
+async def test_one_who_goes_takes_nobody_along():
+    member = Member(2)
+    reader = reader_of(member)
+    goes = asyncio.ensure_future(reader.read(1, 0, 1 << 20, is_near=True))
+    stays = asyncio.ensure_future(reader.read(0, 0, 1 << 20, is_near=True))
+    await asyncio.sleep(0)
+    goes.cancel()
+    assert (await asyncio.gather(goes, stays, return_exceptions=True))[1] == RECORDS[:2]
