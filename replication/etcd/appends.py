@@ -99,7 +99,6 @@ class Appender:
     async def close(self) -> None:
         """Append no more, and write no more hints."""
         self.clear()
-        await self._joint.close()
         await self._hints.close()
 
     async def begin(self, shard: int, term: int, tail: pb.KeyValue | None) -> Tenure | None:

@@ -78,16 +78,6 @@ class JointAppends:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def close(self) -> None:
-        """Send nothing any more; whoever waits is cancelled."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        for _, answer in self._waiting:
-            answer.cancel()
-        self._waiting.clear()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
     async def _send_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         waiting = [one for one in waiting if not one[1].done()]  # of whom nobody has gone

@@ -9,6 +9,7 @@ from support_shared_log import record_of
 
 pytest.importorskip("grpc")
 
+from lodeq.errors import ClosedError
 from lodeq.replication.etcd import rpc_pb2 as pb
 from lodeq.replication.etcd.appends import Appender
 from lodeq.replication.etcd.joint import PARTS_MAX
@@ -38,6 +39,7 @@ class Etcd:
         self.asked = []
         self.lost = 0  # so many answers are
         self.gate = None
+        self.error = None
         self.is_asked = asyncio.Event()
 
     def put(self, key, value):
@@ -58,6 +60,8 @@ class Etcd:
         if self.gate is not None:
             self.is_asked.set()
             await self.gate.wait()
+        if self.error is not None:
+            raise self.error
         answer = self.take(request)
         if self.lost:
             self.lost -= 1
@@ -189,11 +193,10 @@ async def test_one_who_goes_meanwhile_takes_nobody_along():
     await appender.close()
 
 
-async def test_the_end_lets_go_of_all_who_wait():
+async def test_what_ends_a_whole_ends_all_who_wait_for_it():
     etcd, appender = await leading(2)
-    etcd.gate = asyncio.Event()
-    waiting = [asyncio.ensure_future(appender.append(record(n))) for n in range(2)]
-    await etcd.is_asked.wait()
+    etcd.error = ClosedError("the connection to etcd is closed")
+    found = await outcomes(etcd, appender, map(record, range(2)))
+    assert [type(one) for one in found] == [ClosedError] * 2
+    assert len(etcd.asked) == 1
     await appender.close()
-    found = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(one) for one in found] == [asyncio.CancelledError] * 2
