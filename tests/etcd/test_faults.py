@@ -74,6 +74,42 @@ async def test_an_append_whose_answer_is_lost_is_there_once(servers):
             assert found["tail/0000"].version == 4  # the campaign's and one for each append
 
 
+async def test_appends_that_came_together_are_there_once_when_their_answer_is_lost(servers):
+    name = fresh_name()
+    async with Proxy(servers.ports[0]) as proxy:
+        others = ",".join(servers.endpoints[1:])
+        url = f"etcd://127.0.0.1:{proxy.port},{others}/{name}?ttl={TTL_S}"
+        log = await joined(url)
+        raw = Raw(url)
+        async with closing(log, raw):
+            terms = [(await log.campaign(shard)).term for shard in range(2)]
+            for n in (1, 2, 3):
+                proxy.is_losing = n == 2
+                records = [record_of(shard, terms[shard], n, PUT) for shard in range(2)]
+                await asyncio.gather(*map(log.append, records))
+            assert proxy.lost_bytes > 0
+            found = await raw.kvs()
+            tails = [found[f"tail/000{shard}"] for shard in range(2)]
+            assert [one.version for one in tails] == [4, 4]
+            assert tails[0].mod_revision == tails[1].mod_revision, "one transaction"
+            for shard in range(2):
+                assert len(await log.read(shard, 0)) == 3
+
+
+async def test_a_shard_that_another_leads_by_now_does_not_hold_up_those_beside_it(servers):
+    url = servers.url(fresh_name())
+    log, other = await joined(url), await joined(url, "b")
+    async with closing(log, other):
+        terms = [(await log.campaign(shard)).term for shard in range(2)]
+        assert await other.depose(1, terms[1], fenced_s=0)
+        assert await other.campaign(1) is not None
+        records = [record_of(shard, terms[shard], 1, PUT) for shard in range(2)]
+        found = await asyncio.gather(*map(log.append, records), return_exceptions=True)
+        assert [type(one) for one in found] == [type(None), FencedError]
+        assert await other.read(0, 0) == records[:1]
+        assert await other.read(1, 0) == []
+
+
 async def test_a_large_append_whose_answers_are_lost_is_there_once(servers):
     name = fresh_name()
     async with Proxy(servers.ports[0]) as proxy:
