@@ -46,7 +46,7 @@ class Hints:
         self._is_closed = False
 
     def take(self, added: Mapping[int, int]) -> dict[int, int]:
-        """What an append is to write: last indices by shard; empty: nothing. See ``sent``.
+        """The last indices by shard that an append is to write; none: nothing is due. See ``sent``.
 
         Args:
             added: by shard, the last entry that the append adds.

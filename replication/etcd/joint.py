@@ -67,10 +67,11 @@ class JointAppends:
 
         Raises what ``send`` raises, which then holds for all parts of a whole.
         """
-        answer: asyncio.Future[pb.TxnResponse] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[pb.TxnResponse] = loop.create_future()
         self._waiting.append((part, answer))
         if len(self._waiting) == 1:
-            self._spawn(self._send_waiting())
+            loop.call_soon(self._send_waiting)
         return await answer
 
     def _spawn(self, work: Awaitable[None]) -> None:
@@ -78,7 +79,7 @@ class JointAppends:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send_waiting(self) -> None:
+    def _send_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         waiting = [one for one in waiting if not one[1].done()]  # of whom nobody has gone
         while waiting:

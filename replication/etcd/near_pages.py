@@ -49,7 +49,7 @@ def page_reads(
 
 
 def page_of(answer: pb.TxnResponse, number: int = 0) -> Page:
-    """What an answer says of one of the pages that were asked for."""
+    """One of the pages that an answer brings."""
     at = _READS * number
     return Page(only(answer, at), only(answer, at + 1), kvs(answer, at + 2))
 

@@ -141,12 +141,13 @@ async def test_one_whose_term_is_over_takes_nobody_along():
     await appender.close()
 
 
-async def test_an_answer_that_is_lost_leaves_each_open_and_a_further_try_finds_out():
+async def test_an_answer_that_is_lost_leaves_each_open_until_its_tail_is_settled():
     etcd, appender = await leading(2)
     etcd.lost = 1
     found = await outcomes(etcd, appender, map(record, range(2)))
     assert [type(one) for one in found] == [LogUnavailableError] * 2
-    assert await outcomes(etcd, appender, [record(0, 2)]) != [None], "not before it is settled"
+    later = await outcomes(etcd, appender, [record(0, 2)])
+    assert [type(one) for one in later] == [FencedError], "not before it is settled"
     await appender.close()
 
 

@@ -131,8 +131,8 @@ async def test_pages_of_one_turn_go_in_one_call():
 
 async def test_a_call_has_so_many_pages_at_most():
     member = Member(2)
-    reads = [reader_of(member)] * (PAGES_MAX + 1)
-    pages = [one._near.read(shard, b"", 16) for shard, one in enumerate(reads)]
+    near = reader_of(member)._near
+    pages = [near.read(shard, b"", 16) for shard in range(PAGES_MAX + 1)]
     await asyncio.gather(*pages)
     assert member.limits == [[2] * PAGES_MAX, [16]]
 
