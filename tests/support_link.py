@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import asdict
+from enum import IntEnum
 
 import msgpack
 from anyio.lowlevel import checkpoint
@@ -11,15 +12,16 @@ from lodeq.client.fast_calls import FastCalls
 from lodeq.client.transport.connection import FramedConnection
 from lodeq.client.transport.entries import granted_of
 from lodeq.client.transport.framed_link import FramedLink
-from lodeq.client.transport.layout import FrameReader
+from lodeq.client.transport.layout import FrameReader, Op
 from lodeq.client.transport.target import FramedTarget
 from lodeq.repository.model.values import Limits, NewTask
 from lodeq.service.http.admission import Refusals
 from lodeq.service.http.app import make_app
+from lodeq.service.http.link import serving as link_serving
 from lodeq.service.http.link.connection import LinkConnection
 from lodeq.service.http.link.serving import LinkServing
 
-__all__ = ["Client", "Peer", "Wire", "frame", "pack", "serving_links", "turns"]
+__all__ = ["Client", "Peer", "Wire", "frame", "grow_older", "pack", "serving_links", "turns"]
 
 SESSION = {
     "limits": asdict(Limits()),
@@ -33,6 +35,12 @@ SESSION = {
     "takes_policies": True,
 }
 TURNS = 40  # of the loop: more than any answer takes that does not wait
+
+
+def grow_older(monkeypatch):
+    """From now on servers are of before there were the operations."""
+    kept = {one.name: int(one) for one in Op if one < Op.ENQUEUE_WITH_OPTIONS}
+    monkeypatch.setattr(link_serving, "Op", IntEnum("Op", kept))
 
 
 def pack(value):

@@ -32,8 +32,12 @@ _rng: Final = SystemRng()
 
 
 def _is_repeatable(task: NewTask) -> bool:
-    """Whether the same twice is the same as once; ``raise`` would refuse it for its own task."""
-    return task.dedup_key is not None and task.on_conflict != "raise"
+    """Whether the same twice is the same as once.
+
+    Not where a duplicate is refused, since it would be for its own task, nor where it replaces the
+    holder of its key: that may be its own task, done by then.
+    """
+    return task.dedup_key is not None and task.on_conflict == CONFLICT_DEFAULT
 
 
 class ClusterFastCalls:
@@ -166,6 +170,7 @@ class ClusterFastCalls:
             else:
                 asks.append(partial(fast.enqueue_packed, template, [packed[n] for n in places]))
         receipts: list[Receipt | None] = [None] * len(tasks)
+        unsure: list[int] = []  # places of those that may be there, and may be sent again
         failure: LodeqError | None = None
         call = object()
         nodes.under_way.add(call)
@@ -183,19 +188,25 @@ class ClusterFastCalls:
                 nodes.note(node, got)
                 if isinstance(got, NotLeaderError | UnreachableError):  # those do nothing
                     continue
+                left = [n for n in places if receipts[n] is None]
                 if isinstance(got, CommitUnknownError) and all(
-                    _is_repeatable(tasks[n]) for n in places if receipts[n] is None
+                    _is_repeatable(tasks[n]) for n in left
                 ):
                     doubt.of(got)
+                    unsure += left
                     continue
                 calls.place_among(got, places)
-                failure = failure or got
+                if failure is None or isinstance(got, CommitUnknownError):
+                    failure = got  # rather than a refusal: who is refused has nothing to look for
             if failure is not None:
+                await self._enqueue_rest(template, tasks, receipts, sorted(unsure))
                 failure.receipts = receipts
                 raise failure
             if doubt.unknown is None and not any(receipts):
                 return None
-            return await self._enqueue_rest(template, tasks, receipts)
+            left = [n for n, one in enumerate(receipts) if one is None]
+            await self._enqueue_rest(template, tasks, receipts, left)
+        return receipts  # type: ignore[return-value]  # None of them is None
 
     def _by_keys(
         self, template: QueueTemplate, tasks: Sequence[NewTask]
@@ -228,12 +239,15 @@ class ClusterFastCalls:
         return found if is_checked or len(found) == 1 else None
 
     async def _enqueue_rest(
-        self, template: QueueTemplate, tasks: Sequence[NewTask], receipts: list[Receipt | None]
-    ) -> list[Receipt]:
-        """Enqueue the tasks that have no receipt yet."""
-        places = [n for n, one in enumerate(receipts) if one is None]
+        self,
+        template: QueueTemplate,
+        tasks: Sequence[NewTask],
+        receipts: list[Receipt | None],
+        places: Sequence[int],
+    ) -> None:
+        """Enqueue the tasks at some places the general way; their receipts go where they belong."""
         if not places:
-            return receipts  # type: ignore[return-value]  # None of them is None
+            return
         rest = [tasks[n] for n in places]
         at = 0
         try:
@@ -252,7 +266,6 @@ class ClusterFastCalls:
             calls.place_among(error, places)
             error.receipts = receipts
             raise
-        return [one for one in receipts if one is not None]
 
     # -- claims ------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ fenced, as appends are: one of a term that is over says of an entry what is true
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Final
 
@@ -53,9 +53,8 @@ class Hints:
         """
         if self._written is not None and self._clock.mono() - self._written < HINT_S:
             return {}
-        for shard in added:
-            self._owed.pop(shard, None)
-        return {**self._take_owed(HINTS_MAX - len(added)), **added}
+        others = [shard for shard in self._owed if shard not in added]
+        return {**self._take_owed(others[: HINTS_MAX - len(added)]), **added}
 
     def puts(self, hints: Mapping[int, int]) -> list[pb.RequestOp]:
         """The operations that write these."""
@@ -77,12 +76,14 @@ class Hints:
             unwritten = {} if hints else dict(added)
         for shard, last in unwritten.items():
             self._owe(shard, last)
+        if is_added and hints:
+            for shard, last in added.items():
+                if self._owed.get(shard, last + 1) <= last:
+                    del self._owed[shard]
 
-    def _take_owed(self, most: int) -> dict[int, int]:
-        """Some of what is owed, which counts as written from now on."""
-        taken = dict(islice(self._owed.items(), most))
-        for shard in taken:
-            del self._owed[shard]
+    def _take_owed(self, shards: Iterable[int]) -> dict[int, int]:
+        """What is owed of these, which counts as written from now on."""
+        taken = {shard: self._owed.pop(shard) for shard in shards}
         self._written = self._clock.mono()
         if self._timer is not None:
             self._timer.cancel()
@@ -105,7 +106,9 @@ class Hints:
 
     def _write_owed(self) -> None:
         self._timer = None
-        request = txn([], self.puts(self._take_owed(HINTS_MAX)))
+        if not self._owed:  # appends have written it since
+            return
+        request = txn([], self.puts(self._take_owed([*islice(self._owed, HINTS_MAX)])))
         task = asyncio.get_running_loop().create_task(self._send(request), name="lodeq-hints")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

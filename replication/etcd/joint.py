@@ -8,6 +8,10 @@ It holds only where all of its parts do. When it does not hold, one of them is o
 over, or an earlier try of all of them took effect: then each is sent by itself, and is told what
 became of it. That is safe, for a part may be sent as often as it takes (see ``appends``); and a
 copy of the whole that is still under way cannot hold once one of its parts has taken effect.
+
+A turn of the loop is what a lone append would wait for others in vain. So once several turns have
+had one append each, the first of a turn goes at once, in the call that has it; the first turn with
+two ends that.
 """
 
 from __future__ import annotations
@@ -20,10 +24,11 @@ from . import rpc_pb2 as pb
 from .hints import Hints
 from .txn import txn
 
-__all__ = ["JOINT_BYTES_MAX", "PARTS_MAX", "JointAppends", "Part"]
+__all__ = ["ALONE_MIN", "JOINT_BYTES_MAX", "PARTS_MAX", "JointAppends", "Part"]
 
 PARTS_MAX: Final = 16  # with two comparisons and two keys each: etcd takes 128 by default
 JOINT_BYTES_MAX: Final = 512 << 10  # of records in one transaction; a larger one goes alone
+ALONE_MIN: Final = 8  # turns in a row with one append each: then nobody is waited for
 
 
 class Part(NamedTuple):
@@ -60,6 +65,8 @@ class JointAppends:
         self._send = send
         self._hints = hints
         self._waiting: list[tuple[Part, asyncio.Future[pb.TxnResponse]]] = []
+        self._alone = 0  # turns of late with one append each
+        self._came = 0  # appends of this turn
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def send(self, part: Part) -> pb.TxnResponse:
@@ -68,10 +75,13 @@ class JointAppends:
         Raises what ``send`` raises, which then holds for all parts of a whole.
         """
         loop = asyncio.get_running_loop()
+        if not self._came:
+            loop.call_soon(self._turn_over)
+        self._came += 1
+        if self._came == 1 and self._alone >= ALONE_MIN:
+            return await self._write_alone(part)
         answer: asyncio.Future[pb.TxnResponse] = loop.create_future()
         self._waiting.append((part, answer))
-        if len(self._waiting) == 1:
-            loop.call_soon(self._send_waiting)
         return await answer
 
     def _spawn(self, work: Awaitable[None]) -> None:
@@ -79,7 +89,9 @@ class JointAppends:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _send_waiting(self) -> None:
+    def _turn_over(self) -> None:
+        self._alone = self._alone + 1 if self._came == 1 else 0
+        self._came = 0
         waiting, self._waiting = self._waiting, []
         waiting = [one for one in waiting if not one[1].done()]  # of whom nobody has gone
         while waiting:
@@ -118,8 +130,7 @@ class JointAppends:
 
     async def _send_alone(self, part: Part, waiter: asyncio.Future[pb.TxnResponse]) -> None:
         try:
-            added = {part.shard: part.last}
-            answer = await self._write(added, part.fence, part.written, part.look)
+            answer = await self._write_alone(part)
         except BaseException as error:
             _fail(waiter, error)
             if not isinstance(error, Exception):
@@ -127,6 +138,9 @@ class JointAppends:
         else:
             if not waiter.done():
                 waiter.set_result(answer)
+
+    async def _write_alone(self, part: Part) -> pb.TxnResponse:
+        return await self._write({part.shard: part.last}, part.fence, part.written, part.look)
 
     async def _write(
         self,

@@ -16,7 +16,7 @@ from ..source import FileSource
 from .layout import LogFile, index_path
 from .log_format import HEADER_BYTES, decode_header
 from .positions import list_places
-from .roll import Roll
+from .roll import Roll, check_bounds
 
 __all__ = ["Retention", "due_files", "remove_file", "roll_for"]
 
@@ -48,6 +48,8 @@ class Retention:
     tailers: bool = True
 
     def __post_init__(self) -> None:
+        whole = {"bytes": self.bytes, "records": self.records, "files": self.files}
+        check_bounds(self, self.seconds, **whole, files_min=self.files_min)
         bounds = (self.seconds, self.bytes, self.records)
         if any(bound is not None and not bound >= 0 for bound in bounds) or self.files_min < 1:
             raise UsageError(f"{self!r}: bounds are not negative, and at least one file is kept")
@@ -62,7 +64,7 @@ def roll_for(retention: Retention | None) -> Roll:
         return usual
     size, age_s, records = usual.bytes, retention.seconds, retention.records
     if retention.bytes is not None:
-        size = min(size, max(ROLL_BYTES_MIN, int(retention.bytes) // EIGHTH))
+        size = min(size, max(ROLL_BYTES_MIN, retention.bytes // EIGHTH))
     return Roll(
         bytes=size,
         seconds=None if age_s is None else max(1.0, age_s / EIGHTH),
@@ -85,28 +87,29 @@ def due_files(
     Raises:
         CorruptionError: the place of a tailer cannot be read: nothing is deleted that it may need.
     """
-    sizes = [_bytes(file.path) for file in files]
+    left = 0 if retention.bytes is None else sum(_bytes(file.path) for file in files)
     starts = [*(file.first for file in files), following]
-    created = [_created_us(file.path) for file in files]
     needed = following
     if retention.tailers:
         needed = min((place.following for _, place in list_places(root)), default=following)
     due: list[LogFile] = []
     for i in range(max(0, len(files) - retention.files_min)):
         end = starts[i + 1]
-        # No record of it is newer than the next file, or than any behind that.
-        newest_us = next((us for us in created[i + 1 :] if us is not None), None)
-        is_old = (
-            retention.seconds is not None
-            and newest_us is not None
-            and newest_us + retention.seconds * 1e6 <= now_us
-        )
-        is_much = retention.bytes is not None and sum(sizes[i:]) > retention.bytes
+        is_old = False
+        if retention.seconds is not None:
+            # No record of it is newer than the next file, or than any behind that. The first one
+            # that says how old it is counts: the others need not be opened.
+            ages = (_created_us(files[n].path) for n in range(i + 1, len(files)))
+            newest_us = next((us for us in ages if us is not None), None)
+            is_old = newest_us is not None and newest_us + retention.seconds * 1e6 <= now_us
+        is_much = retention.bytes is not None and left > retention.bytes
         is_many = retention.records is not None and following - starts[i] > retention.records
         is_one_too_many = retention.files is not None and len(files) - i > retention.files
         if not (is_old or is_much or is_many or is_one_too_many) or end > needed:
             break
         due.append(files[i])
+        if retention.bytes is not None:
+            left -= _bytes(files[i].path)
     return due
 
 

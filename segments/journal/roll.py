@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 from ...errors import UsageError
 
-__all__ = ["Roll"]
+__all__ = ["Roll", "check_bounds"]
+
+
+def check_bounds(given: object, seconds: object, **whole: object) -> None:
+    """``UsageError`` unless all are numbers or None: ``seconds`` finite, the others integers.
+
+    Args:
+        given: what has them, for the error.
+        seconds: a time.
+        whole: sizes and counts, by name.
+    """
+    if seconds is not None and not (
+        isinstance(seconds, int | float) and not isinstance(seconds, bool) and isfinite(seconds)
+    ):
+        raise UsageError(f"{given!r}: seconds is a finite number, or None for no such bound")
+    for name, value in whole.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise UsageError(f"{given!r}: {name} is an integer, or None for no such bound")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +43,7 @@ class Roll:
     records: int | None = None
 
     def __post_init__(self) -> None:
+        check_bounds(self, self.seconds, bytes=self.bytes, records=self.records)
         if self.bytes is not None and self.bytes < 4096:
             raise UsageError(
                 f"a file of {self.bytes} bytes is too small to be one: give 4096 or more"

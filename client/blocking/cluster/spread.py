@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from ....errors import (
+    ClosedError,
     CommitUnknownError,
     IncompleteError,
     LodeqError,
@@ -18,6 +19,7 @@ from ....errors import (
     UsageError,
 )
 from ....repository.model.filters import FILTER_STATES, Cursor, start_of
+from ....repository.model.task_options import CONFLICT_DEFAULT
 from ....repository.model.values import Receipt
 from ...calls import REDRIVE_ERRORS, Call
 from ...cluster.merge import found
@@ -99,7 +101,8 @@ def all_nodes(nodes: SyncNodes, call: Call, merge: Callable[[Call, Docs], Any]) 
         merge: puts the answers together.
 
     Raises:
-        LodeqError: the first node that refused or did not answer, once the others have.
+        LodeqError: the first node that refused or did not answer, once the others have. Asked how
+            it is, one that does not answer is part of the answer.
     """
     nodes.refresh()
     known = list(nodes.topology.urls)
@@ -109,7 +112,7 @@ def all_nodes(nodes: SyncNodes, call: Call, merge: Callable[[Call, Docs], Any]) 
     for node, outcome in zip(known, outcomes, strict=True):
         if not isinstance(outcome, LodeqError):
             answers.append(outcome)
-        elif call.path == "/health":
+        elif call.path == "/health" and not isinstance(outcome, UsageError | ClosedError):
             url = nodes.topology.urls[node]
             answers.append({"ok": False, "reasons": [f"{url} does not answer: {outcome}"]})
         else:
@@ -264,8 +267,7 @@ def anywhere(nodes: SyncNodes, call: Call, first: str | None = None) -> Any:
         NotLeaderError, UnreachableError: nobody took it in time.
         CommitUnknownError: its answer was lost, and it has no key or nobody was found any more.
     """
-    doc = call.doc or {}
-    is_repeatable = call.is_repeatable or doc.get("dedup_key") is not None
+    is_repeatable = call.is_repeatable or _is_keyed(call.doc or {})
     patience = Patience(nodes.patience_s)
     node = first or (nodes.leaders())[0]
     with Doubt() as doubt:
@@ -287,6 +289,12 @@ def anywhere(nodes: SyncNodes, call: Call, first: str | None = None) -> Any:
             if following is None:
                 nodes.pass_on()
             node = following or (nodes.leaders())[0]
+
+
+def _is_keyed(task: Mapping[str, Any]) -> bool:
+    """Whether a task that is enqueued twice is there once, and neither is refused."""
+    is_default = task.get("on_conflict", CONFLICT_DEFAULT) == CONFLICT_DEFAULT
+    return task.get("dedup_key") is not None and is_default
 
 
 class _Batch:
@@ -311,11 +319,7 @@ class _Batch:
 
     def is_keyed(self, places: Sequence[int]) -> bool:
         """Whether all of these may be sent twice."""
-        tasks = [self.tasks[n] for n in places]
-        return all(
-            task.get("dedup_key") is not None and task.get("on_conflict") != "raise"
-            for task in tasks
-        )
+        return all(_is_keyed(self.tasks[n]) for n in places)
 
     def failed(self, error: LodeqError, places: Sequence[int]) -> LodeqError:
         """The error of a part as that of the whole."""
@@ -346,23 +350,26 @@ def enqueue(nodes: SyncNodes, call: Call) -> Any:
     Tasks with a key lie where the key says, which only a node can tell. Tasks that wait for others
     are placed by the first of those.
 
+    Where some are refused, those whose answer was lost are still sent until there is one.
+
     Raises:
         LodeqError: its ``receipts`` are those of the tasks that were enqueued all the same.
     """
     batch = _Batch(call)
     node = (nodes.leaders())[0]
-    work: list[tuple[str | None, list[int], int | None]] = []
+    work: list[tuple[str | None, list[int], int | None, bool]] = []
     by_shard: dict[int | None, list[int]] = {}
     for n, task in enumerate(batch.tasks):
         after = None if call.doc.get("atomic") else task.get("after")
         shard = nodes.topology.shard_of(after[0]) if after else None
         by_shard.setdefault(shard, []).append(n)
     for shard, places in by_shard.items():
-        work.append((node if shard is None else nodes.topology.leader(shard), places, shard))
+        work.append((node if shard is None else nodes.topology.leader(shard), places, shard, False))
+    failure: LodeqError | None = None
     patience = Patience(nodes.patience_s)
     with Doubt() as doubt:
         while work:
-            at, places, shard = work.pop(0)
+            at, places, shard, is_unsure = work.pop(0)
             if at is None:  # nobody is known to lead it
                 try:
                     at = (nodes.leaders())[0]
@@ -385,9 +392,12 @@ def enqueue(nodes: SyncNodes, call: Call) -> Any:
                 if not batch.is_keyed(rest):
                     raise batch.failed(error, places) from error
                 doubt.of(error)
+                is_unsure = True
                 last = error
             except LodeqError as error:
-                raise batch.failed(error, places) from error
+                failure = failure or batch.failed(error, places)
+                work = [one for one in work if one[3]]
+                continue
             if not rest:
                 continue
             if len(rest) == len(places):
@@ -399,5 +409,8 @@ def enqueue(nodes: SyncNodes, call: Call) -> Any:
                 following = nodes.topology.leader(shard)
             if following is None:
                 nodes.pass_on()
-            work.append((following, rest, shard))
+            if failure is None or is_unsure:
+                work.append((following, rest, shard, is_unsure))
+    if failure is not None:
+        raise batch.failed(failure, ())
     return {"receipts": [_doc_of(one) for one in batch.receipts]}

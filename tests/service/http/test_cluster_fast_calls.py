@@ -1,6 +1,7 @@
 """The short forms of the link in a cluster: to whoever leads, or the general way."""
 
 import asyncio
+from datetime import UTC, datetime
 
 import anyio
 import pytest
@@ -342,3 +343,86 @@ async def test_a_call_that_was_given_up_is_not_under_way(engine, monkeypatch, na
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not under_way
+
+
+async def test_a_key_says_who_is_asked(sent):
+    async with cluster() as nodes, client(nodes) as engine:
+        mail = engine.queue("mail", tenant="t")
+        for n in range(6):  # opens the links
+            await mail.enqueue(n)
+        sent.clear()
+        keyed = {key: await mail.enqueue(key, dedup_key=key) for key in map(str, range(20))}
+        raw = {key: await mail.enqueue(key, dedup_key=b"%d!" % int(key)) for key in keyed}
+        placed = [await mail.enqueue(n, shard_key=f"s-{n % 4}") for n in range(12)]
+        free = [await mail.enqueue(n, priority=n % 10) for n in range(12)]
+        assert sent == []
+        again = [await mail.enqueue("again", dedup_key=key) for key in keyed]
+        assert again == [lodeq.Receipt(one.id, True) for one in keyed.values()]
+        shards = [engine._transport.nodes.topology.shard_of(one.id) for one in placed]
+        assert shards == shards[:4] * 3
+        ids = {one.id for one in (*keyed.values(), *raw.values(), *placed, *free)}
+        assert len(ids) == 64
+        for key in (5, "\ud800", ""):
+            with pytest.raises(lodeq.UsageError, match="dedup_key"):
+                await mail.enqueue(b"x", dedup_key=key)
+        assert sent == []
+        await nodes.lead(1, 1, 1, 2, 2, 2)
+        again = [await mail.enqueue("again", dedup_key=key) for key in keyed]
+        assert again == [lodeq.Receipt(one.id, True) for one in keyed.values()]
+
+
+async def test_keys_of_many_say_who_is_asked(sent, monkeypatch):
+    async with cluster() as nodes, client(nodes) as engine:
+        mail = engine.queue("mail", tenant="t")
+        for n in range(6):  # opens the links
+            await mail.enqueue(n)
+        sent.clear()
+        tasks = [
+            NewTask(n, dedup_key=f"k-{n}") if n % 3 else NewTask(n, priority=3) for n in range(60)
+        ]
+        receipts = await mail.enqueue_many(tasks)
+        assert [(await engine.get(one.id)).payload for one in receipts] == [*range(60)]
+        sent.clear()
+        keyed = [one for one in tasks if one.dedup_key is not None]
+        held = [lodeq.Receipt(receipts[n].id, True) for n in range(60) if n % 3]
+        assert await mail.enqueue_many(keyed) == held
+        assert await mail.enqueue_many([NewTask(n, priority=1) for n in range(9)]) != []
+        one = [NewTask(b"x", dedup_key="k-1"), NewTask(b"y", dedup_key="k-1")]
+        assert await mail.enqueue_many(one) == [held[0]] * 2
+        assert sent == []
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.session, "batch_max", 30)
+            assert await mail.enqueue_many(keyed) == held
+        assert set(sent) == {"/tasks"}
+        with pytest.raises(lodeq.UsageError, match="ALL_TENANTS takes no enqueue"):
+            await engine.queue("mail", tenant=lodeq.ALL_TENANTS).enqueue_many(keyed)
+        await nodes.lead(1, 1, 1, 2, 2, 2)
+        assert await mail.enqueue_many(keyed) == held
+        await nodes.lead(0, 0, 0, 0, 0, 0)
+        assert await mail.enqueue_many(keyed) == held
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"priority": 10, "dedup_key": "w"},
+        {"dedup_window": 5},
+        {"dedup_key": "w", "delay": 5, "run_at": datetime(2030, 1, 31, tzinfo=UTC)},
+        {"dedup_key": "w", "shard_key": "s"},
+        {"dedup_key": 5},
+        {"on_conflict": "raise"},
+    ],
+    ids=str,
+)
+async def test_one_of_many_that_is_wrong_refuses_those_of_all_nodes(wrong):
+    async with cluster() as nodes, client(nodes) as engine:
+        mail = engine.queue("mail")
+        for n in range(6):
+            await mail.enqueue(n)
+        tasks = [NewTask(n, dedup_key=str(n)) for n in range(20)]
+        tasks.insert(13, NewTask(b"x", **wrong))
+        with pytest.raises(lodeq.UsageError) as caught:
+            await mail.enqueue_many(tasks)
+        assert caught.value.index == 13
+        assert caught.value.receipts == [None] * 21
+        assert (await mail.stats()).ready == 6

@@ -2,24 +2,20 @@
 
 import re
 from datetime import UTC, datetime, timedelta
-from enum import IntEnum
 
 import anyio
 import msgpack
 import pytest
-from support_cluster_client import client, cluster
 from support_http import serving, socket_path
+from support_link import grow_older
 from support_wire import pack, wired
 
 import lodeq
 import lodeq.sync
 import lodeq.testing
 from lodeq import Backoff, NewTask
-from lodeq.client.transport.layout import Op
-from lodeq.client.transport.transport import SyncTransport, Transport
 from lodeq.service.http.link import connection as linked
 from lodeq.service.http.link import operations, requests
-from lodeq.service.http.link import serving as link_serving
 from lodeq.service.http.link.port import CALLS_MAX
 
 pytestmark = pytest.mark.anyio
@@ -117,7 +113,6 @@ WRONG = {
     "several": {"priority": 10, "delay": -1, "headers": [1]},
 }
 ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-older = pytest.mark.parametrize("is_older", [False, True], ids=["short", "general"])
 
 
 @pytest.fixture
@@ -144,12 +139,6 @@ def seen(monkeypatch):
         handlers[kind] = handle
     monkeypatch.setattr(operations, "HANDLERS", handlers)
     return found
-
-
-def grow_older(monkeypatch):
-    """From now on servers are of before there were the operations."""
-    kept = {one.name: int(one) for one in Op if one < Op.ENQUEUE_WITH_OPTIONS}
-    monkeypatch.setattr(link_serving, "Op", IntEnum("Op", kept))
 
 
 @pytest.fixture
@@ -655,259 +644,3 @@ async def test_a_queue_that_is_none(inner):
                 status, problem = await wire.answer(n)
                 assert (status, problem["status"]) == (2, 422)
                 assert said in problem["detail"]
-
-
-# --- what is lost -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cut(monkeypatch):
-    """Answers to be cut off: each ends its connection in place of the answer."""
-    left = [0]
-    real = linked.LinkConnection.answer
-
-    def answer(self, *args):
-        if left[0]:
-            left[0] -= 1
-            self._abort()
-        else:
-            real(self, *args)
-
-    monkeypatch.setattr(linked.LinkConnection, "answer", answer)
-    return left
-
-
-@older
-async def test_a_lost_enqueue_may_have_happened(inner, cut, monkeypatch, is_older):
-    if is_older:
-        grow_older(monkeypatch)
-    with socket_path() as path:
-        async with serving(inner, path=path) as url, lodeq.connect(url) as engine:
-            queue = engine.queue("mail")
-            for n, options in enumerate(({"dedup_key": "k"}, {"priority": 3})):
-                await queue.stats()  # opens the link
-                cut[0] = 1
-                with pytest.raises(lodeq.CommitUnknownError, match="retry with the same dedup key"):
-                    await queue.enqueue(b"x", **options)
-                assert (await inner.queue("mail").stats()).ready == n + 1
-            assert (await queue.enqueue(b"x", dedup_key="k")).duplicate
-
-
-@older
-async def test_a_lost_enqueue_of_many_may_have_happened(inner, cut, monkeypatch, is_older):
-    if is_older:
-        grow_older(monkeypatch)
-    tasks = [NewTask(n, dedup_key=str(n)) for n in range(5)]
-    with socket_path() as path:
-        async with serving(inner, path=path) as url, lodeq.connect(url) as engine:
-            queue = engine.queue("mail")
-            await queue.stats()  # opens the link
-            cut[0] = 1
-            with pytest.raises(
-                lodeq.CommitUnknownError, match="retry with the same dedup key"
-            ) as lost:
-                await queue.enqueue_many(tasks)
-            assert lost.value.receipts == [None] * 5
-            assert all(one.duplicate for one in await queue.enqueue_many(tasks))
-    assert (await inner.queue("mail").stats()).ready == 5
-
-
-@pytest.fixture
-def sent(monkeypatch):
-    """Paths of the calls that go as documents, but for the map."""
-    found = []
-    for transport in (Transport, SyncTransport):
-        real = transport.send
-
-        def send(self, call, real=real):
-            if call.path != "/cluster":
-                found.append(call.path)
-            return real(self, call)
-
-        monkeypatch.setattr(transport, "send", send)
-    return found
-
-
-@older
-async def test_a_lost_one_with_a_key_is_sent_again_in_a_cluster(cut, monkeypatch, is_older):
-    if is_older:
-        grow_older(monkeypatch)
-    async with cluster() as nodes, client(nodes) as engine:
-        queue = engine.queue("mail")
-        for n in range(6):
-            await queue.enqueue(n)
-        cut[0] = 1
-        receipt = await queue.enqueue(b"x", dedup_key="k")
-        assert receipt.duplicate
-        assert cut[0] == 0
-        assert (await engine.get(receipt.id)).payload == b"x"
-        for n in range(6):  # and links to all
-            await queue.enqueue(n)
-        cut[0] = 1
-        with pytest.raises(lodeq.CommitUnknownError):
-            await queue.enqueue(b"y", priority=3)
-        assert (await queue.stats()).ready == 14
-
-
-@older
-async def test_a_lost_one_is_not_refused_for_its_own_task(cut, monkeypatch, is_older):
-    if is_older:
-        grow_older(monkeypatch)
-    async with cluster() as nodes, client(nodes) as engine:
-        queue = engine.queue("mail")
-        for n in range(6):
-            await queue.enqueue(n)
-        cut[0] = 1
-        with pytest.raises(lodeq.CommitUnknownError):
-            await queue.enqueue(b"x", dedup_key="k", on_conflict="raise")
-        for n in range(6):  # and links to all
-            await queue.enqueue(n)
-        cut[0] = 1
-        with pytest.raises(lodeq.CommitUnknownError):
-            await queue.enqueue_many([NewTask(b"y", dedup_key="m", on_conflict="raise")])
-        with pytest.raises(lodeq.DuplicateTaskError):
-            await queue.enqueue(b"x", dedup_key="k", on_conflict="raise")
-        assert (await queue.stats()).ready == 14
-
-
-async def test_a_lost_one_that_nobody_answers_for_may_have_happened(cut):
-    async def nobody(call):
-        raise lodeq.NotLeaderError("nobody leads it")
-
-    async with cluster() as nodes, client(nodes) as engine:
-        queue = engine.queue("mail")
-        for n in range(6):
-            await queue.enqueue(n)
-        engine.fast._send = nobody
-        cut[0] = 1
-        with pytest.raises(lodeq.CommitUnknownError, match="was lost"):
-            await queue.enqueue(b"x", dedup_key="k")
-        assert (await queue.stats()).ready == 7
-
-
-# --- a cluster ----------------------------------------------------------------------------------
-
-
-async def test_a_key_says_who_is_asked(sent):
-    async with cluster() as nodes, client(nodes) as engine:
-        mail = engine.queue("mail", tenant="t")
-        for n in range(6):  # opens the links
-            await mail.enqueue(n)
-        sent.clear()
-        keyed = {key: await mail.enqueue(key, dedup_key=key) for key in map(str, range(20))}
-        raw = {key: await mail.enqueue(key, dedup_key=b"%d!" % int(key)) for key in keyed}
-        placed = [await mail.enqueue(n, shard_key=f"s-{n % 4}") for n in range(12)]
-        free = [await mail.enqueue(n, priority=n % 10) for n in range(12)]
-        assert sent == []
-        again = [await mail.enqueue("again", dedup_key=key) for key in keyed]
-        assert again == [lodeq.Receipt(one.id, True) for one in keyed.values()]
-        shards = [engine._transport.nodes.topology.shard_of(one.id) for one in placed]
-        assert shards == shards[:4] * 3
-        ids = {one.id for one in (*keyed.values(), *raw.values(), *placed, *free)}
-        assert len(ids) == 64
-        for key in (5, "\ud800", ""):
-            with pytest.raises(lodeq.UsageError, match="dedup_key"):
-                await mail.enqueue(b"x", dedup_key=key)
-        assert sent == []
-        await nodes.lead(1, 1, 1, 2, 2, 2)
-        again = [await mail.enqueue("again", dedup_key=key) for key in keyed]
-        assert again == [lodeq.Receipt(one.id, True) for one in keyed.values()]
-
-
-async def test_keys_of_many_say_who_is_asked(sent, monkeypatch):
-    async with cluster() as nodes, client(nodes) as engine:
-        mail = engine.queue("mail", tenant="t")
-        for n in range(6):  # opens the links
-            await mail.enqueue(n)
-        sent.clear()
-        tasks = [
-            NewTask(n, dedup_key=f"k-{n}") if n % 3 else NewTask(n, priority=3) for n in range(60)
-        ]
-        receipts = await mail.enqueue_many(tasks)
-        assert [(await engine.get(one.id)).payload for one in receipts] == [*range(60)]
-        sent.clear()
-        keyed = [one for one in tasks if one.dedup_key is not None]
-        held = [lodeq.Receipt(receipts[n].id, True) for n in range(60) if n % 3]
-        assert await mail.enqueue_many(keyed) == held
-        assert await mail.enqueue_many([NewTask(n, priority=1) for n in range(9)]) != []
-        one = [NewTask(b"x", dedup_key="k-1"), NewTask(b"y", dedup_key="k-1")]
-        assert await mail.enqueue_many(one) == [held[0]] * 2
-        assert sent == []
-        with monkeypatch.context() as patch:
-            patch.setattr(engine.session, "batch_max", 30)
-            assert await mail.enqueue_many(keyed) == held
-        assert set(sent) == {"/tasks"}
-        with pytest.raises(lodeq.UsageError, match="ALL_TENANTS takes no enqueue"):
-            await engine.queue("mail", tenant=lodeq.ALL_TENANTS).enqueue_many(keyed)
-        await nodes.lead(1, 1, 1, 2, 2, 2)
-        assert await mail.enqueue_many(keyed) == held
-        await nodes.lead(0, 0, 0, 0, 0, 0)
-        assert await mail.enqueue_many(keyed) == held
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"priority": 10, "dedup_key": "w"},
-        {"dedup_window": 5},
-        {"dedup_key": "w", "delay": 5, "run_at": MOMENT},
-        {"dedup_key": "w", "shard_key": "s"},
-        {"dedup_key": 5},
-        {"on_conflict": "raise"},
-    ],
-    ids=str,
-)
-async def test_one_of_many_that_is_wrong_refuses_those_of_all_nodes(wrong):
-    async with cluster() as nodes, client(nodes) as engine:
-        mail = engine.queue("mail")
-        for n in range(6):
-            await mail.enqueue(n)
-        tasks = [NewTask(n, dedup_key=str(n)) for n in range(20)]
-        tasks.insert(13, NewTask(b"x", **wrong))
-        with pytest.raises(lodeq.UsageError) as caught:
-            await mail.enqueue_many(tasks)
-        assert caught.value.index == 13
-        assert caught.value.receipts == [None] * 21
-        assert (await mail.stats()).ready == 6
-
-
-@older
-async def test_lost_ones_of_many_with_keys_are_sent_again(cut, monkeypatch, is_older):
-    if is_older:
-        grow_older(monkeypatch)
-    tasks = [NewTask(n, dedup_key=str(n)) for n in range(20)]
-    async with cluster() as nodes, client(nodes) as engine:
-        mail = engine.queue("mail")
-        for n in range(6):
-            await mail.enqueue(n)
-        cut[0] = 1
-        receipts = await mail.enqueue_many(tasks)
-        assert cut[0] == 0
-        assert any(one.duplicate for one in receipts)
-        assert [(await engine.get(one.id)).payload for one in receipts] == [*range(20)]
-        for n in range(6):  # and links to all
-            await mail.enqueue(n)
-        cut[0] = 1
-        with pytest.raises(lodeq.CommitUnknownError):
-            await mail.enqueue_many([NewTask(n, priority=3) for n in range(4)])
-        assert (await mail.stats()).ready == 36
-
-
-async def test_lost_ones_of_many_that_nobody_answers_for_may_have_happened(cut):
-    async def nobody(call):
-        raise lodeq.NotLeaderError("nobody leads it")
-
-    tasks = [NewTask(n, dedup_key=str(n)) for n in range(20)]
-    async with cluster() as nodes, client(nodes) as engine:
-        mail = engine.queue("mail")
-        for n in range(6):
-            await mail.enqueue(n)
-        engine.fast._send = nobody
-        cut[0] = 1
-        with pytest.raises(lodeq.CommitUnknownError, match="was lost") as caught:
-            await mail.enqueue_many(tasks)
-        done = caught.value.receipts
-        assert 0 < done.count(None) < 20
-        for n, one in enumerate(done):
-            assert one is None or (await engine.get(one.id)).payload == n
-        assert (await mail.stats()).ready == 26

@@ -58,12 +58,13 @@ import anyio
 import lodeq
 
 async def calls(engine):
-    try:
-        await engine.queue("mail").enqueue("child")
-    except lodeq.ClosedError as error:
-        assert "connect anew" in str(error)
-        return
-    raise AssertionError("it was sent")
+    for call in (lambda: engine.queue("mail").enqueue("child"), engine.health):
+        try:
+            await call()
+        except lodeq.ClosedError as error:
+            assert "connect anew" in str(error)
+        else:
+            raise AssertionError("it was sent")
 
 async def closes(engine):
     await engine.close()

@@ -92,6 +92,20 @@ async def test_an_append_tells_of_what_other_shards_owe():
     assert hints._timer is None
 
 
+async def test_a_lost_append_leaves_owed_what_its_shard_owed_before():
+    clock, endpoints, hints = rig()
+    append(hints, 3, 12)
+    append(hints, 3, 13)
+    clock.now += 1.5 * HINT_S
+    assert append(hints, 3, 14, is_added=False) == {3: 14}
+    assert written_by(await endpoints.sent.get()) == {3: 13}
+    append(hints, 3, 15)
+    clock.now += 1.5 * HINT_S
+    assert append(hints, 3, 16) == {3: 16}
+    assert not hints._owed
+    await hints.close()
+
+
 async def test_the_hints_of_the_last_of_many_appends_are_written_by_themselves():
     clock, endpoints, hints = rig()
     append(hints, 3, 12)

@@ -12,7 +12,7 @@ pytest.importorskip("grpc")
 from lodeq.errors import ClosedError
 from lodeq.replication.etcd import rpc_pb2 as pb
 from lodeq.replication.etcd.appends import Appender
-from lodeq.replication.etcd.joint import PARTS_MAX
+from lodeq.replication.etcd.joint import ALONE_MIN, PARTS_MAX
 from lodeq.replication.etcd.keys import Keys
 from lodeq.replication.port import FencedError, LogUnavailableError
 
@@ -200,4 +200,45 @@ async def test_what_ends_a_whole_ends_all_who_wait_for_it():
     found = await outcomes(etcd, appender, map(record, range(2)))
     assert [type(one) for one in found] == [ClosedError] * 2
     assert len(etcd.asked) == 1
+    await appender.close()
+
+
+async def test_who_has_long_been_alone_waits_for_nobody():
+    etcd, appender = await leading(2)
+    for first in range(1, ALONE_MIN + 1):
+        await appender.append(record(0, first))
+    etcd.asked.clear()
+    etcd.gate = asyncio.Event()
+    step = appender.append(record(0, ALONE_MIN + 1))
+    step.send(None)  # up to where it waits, in this very turn
+    assert len(etcd.asked) == 1
+    step.close()
+    await appender.close()
+
+
+async def test_the_first_company_is_waited_for_again():
+    etcd, appender = await leading(3)
+    for first in range(1, ALONE_MIN + 1):
+        await appender.append(record(2, first))
+    etcd.asked.clear()
+    assert await outcomes(etcd, appender, map(record, range(2))) == [None, None]
+    assert etcd.written() == [[0], [1]], "the first was gone before the other came"
+    etcd.asked.clear()
+    assert await outcomes(etcd, appender, [record(0, 2), record(1, 2)]) == [None, None]
+    assert len(etcd.asked) == 1
+    await appender.close()
+
+
+async def test_one_who_goes_in_a_call_of_its_own_leaves_its_tail_open():
+    etcd, appender = await leading(1)
+    for first in range(1, ALONE_MIN + 1):
+        await appender.append(record(0, first))
+    etcd.gate = asyncio.Event()
+    goes = asyncio.ensure_future(appender.append(record(0, ALONE_MIN + 1)))
+    await etcd.is_asked.wait()
+    goes.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await goes
+    with pytest.raises(FencedError):
+        await appender.append(record(0, ALONE_MIN + 2))
     await appender.close()

@@ -1,12 +1,13 @@
 """Files are left often enough for a retention to mean what it says."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support_loop import on_loop, settle
 
 import lodeq
-from lodeq.errors import StorageError
+from lodeq.errors import StorageError, UsageError
 from lodeq.segments.journal import retention
 from lodeq.segments.journal.layout import list_files
 from lodeq.segments.journal.open import open_journal
@@ -32,6 +33,48 @@ DAY_S = 86_400.0
 )
 def test_files_are_an_eighth_of_what_is_kept(retention: Retention | None, roll: Roll) -> None:
     assert roll_for(retention) == roll
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        (Retention, {"seconds": float("inf")}, "seconds is a finite number"),
+        (Retention, {"seconds": "7"}, "seconds is a finite number"),
+        (Retention, {"bytes": 1e9}, "bytes is an integer"),
+        (Retention, {"records": True}, "records is an integer"),
+        (Retention, {"files": 2.5}, "files is an integer"),
+        (Retention, {"files_min": 1.5}, "files_min is an integer"),
+        (Roll, {"seconds": float("nan")}, "seconds is a finite number"),
+        (Roll, {"bytes": 8192.0}, "bytes is an integer"),
+        (Roll, {"records": 1.5}, "records is an integer"),
+    ],
+)
+def test_bounds_are_numbers(kind: Any, given: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        kind(**given)
+
+
+@on_loop
+async def test_only_files_about_to_go_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It happens on the loop, with however many files there are."""
+    clock = ManualClock()
+    async with open_journal(tmp_path / "j", roll=Roll(records=1), clock=clock) as journal:
+        for day in range(20):
+            await journal.append(b"%d" % day, until="flushed")
+            clock.advance(DAY_S)
+        opened: list[str] = []
+        real = retention._created_us
+
+        def created_us(path: str) -> int | None:
+            opened.append(path)
+            return real(path)
+
+        monkeypatch.setattr(retention, "_created_us", created_us)
+        due = journal.trim(Retention(seconds=16.5 * DAY_S), dry_run=True)
+        assert [file.first for file in due] == [1, 2, 3]
+        assert len(opened) == 4
 
 
 @pytest.mark.parametrize("is_reopened", [False, True])
