@@ -172,9 +172,11 @@ class Appender:
         written = [put(self._keys.record(shard, record.first), cut.stored), put(tail, b"%d" % last)]
         looks = self._look(record)
         answer = await self._joint.send(Part(shard, last, fence, written, looks, len(cut.stored)))
-        tenure.seen = (
-            answer.header.revision if answer.succeeded else self._found(answer, record, cut.stored)
-        )
+        if answer.succeeded:
+            tenure.seen = answer.header.revision
+        else:
+            tenure.seen = self._found(answer, record, cut.stored)
+            self._hints.owe(shard, last)  # that try may have been one without hints
         tenure.last = last
 
     def _look(self, record: LogRecord) -> list[pb.RequestOp]:

@@ -75,7 +75,7 @@ class Hints:
         else:
             unwritten = {} if hints else dict(added)
         for shard, last in unwritten.items():
-            self._owe(shard, last)
+            self.owe(shard, last)
         if is_added and hints:
             for shard, last in added.items():
                 if self._owed.get(shard, last + 1) <= last:
@@ -92,7 +92,8 @@ class Hints:
             self._wait()
         return taken
 
-    def _owe(self, shard: int, last: int) -> None:
+    def owe(self, shard: int, last: int) -> None:
+        """Owe a hint of an entry that is there, unless it is known that one was written."""
         if self._is_closed:
             return
         self._owed[shard] = max(last, self._owed.get(shard, 0))

@@ -168,6 +168,22 @@ async def test_of_two_copies_of_a_whole_one_takes_effect():
     await appender.close()
 
 
+async def test_what_an_earlier_copy_has_added_is_told_of():
+    etcd, appender = await leading(2)
+    assert await outcomes(etcd, appender, map(record, range(2))) == [None, None]  # with hints
+    first = etcd.take
+
+    def twice(request):
+        first(request)
+        etcd.take = first
+        return first(request)
+
+    etcd.take = twice
+    assert await outcomes(etcd, appender, [record(0, 2), record(1, 2)]) == [None, None]
+    assert appender._hints._owed == {0: 2, 1: 2}, "nobody knows whether that copy told of it"
+    await appender.close()
+
+
 async def test_a_whole_has_so_many_parts_and_bytes_at_most():
     etcd, appender = await leading(PARTS_MAX + 2)
     assert set(await outcomes(etcd, appender, map(record, range(PARTS_MAX + 2)))) == {None}
