@@ -214,7 +214,7 @@ class EtcdLog:
         try:
             answer = await self._endpoints.call(Rpc.TXN, request, self._session.left_s())
         except RefusedError as error:
-            self._session.refused(error)
+            self._session.refused(error, lease)
         holder = None if answer.succeeded else only(answer, 0)
         if holder is not None and holder.lease != lease:
             return None

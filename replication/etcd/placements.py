@@ -50,7 +50,7 @@ class Placements:
         try:
             answer = await self._endpoints.call(Rpc.TXN, request, self._session.left_s())
         except RefusedError as error:
-            self._session.refused(error)
+            self._session.refused(error, lease)
         holder = None if answer.succeeded else only(answer, 0)
         self._session.lease()
         return bool(answer.succeeded) or (holder is not None and holder.lease == lease)

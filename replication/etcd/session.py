@@ -136,7 +136,7 @@ class Session:
             try:
                 answer = await self._endpoints.call(Rpc.TXN, request, self._asked_s)
             except RefusedError as error:  # whoever stands still behind the grant has no lease
-                self.refused(error)
+                self.refused(error, lease)
             holder = None if answer.succeeded else only(answer, 0)
             if answer.succeeded or (holder is not None and holder.lease == lease):
                 break
@@ -175,20 +175,26 @@ class Session:
         try:
             answer = await self._endpoints.call(Rpc.TXN, request, self.left_s())
         except RefusedError as error:
-            self.refused(error)
-        if not answer.succeeded:
+            self.refused(error, lease)
+        if not answer.succeeded and lease == self._lease:
             self.lose("etcd has ended it")
-        self.lease()
+        if self.lease() != lease:
+            raise SessionLostError("the session with etcd is over, and another has begun")
 
-    def refused(self, error: RefusedError) -> NoReturn:
-        """Take a refusal of a write that goes with the lease.
+    def refused(self, error: RefusedError, lease: int) -> NoReturn:
+        """Take a refusal of a write that goes with a lease; a later session goes on.
+
+        Args:
+            error: the refusal.
+            lease: of the session that the write was sent in.
 
         Raises:
             SessionLostError: the lease is gone.
             LogUnavailableError: anything else.
         """
         if error.refusal is Refusal.LEASE_GONE:
-            self.lose("etcd has ended it")
+            if lease == self._lease:
+                self.lose("etcd has ended it")
             raise SessionLostError("the session with etcd is over: etcd has ended it") from error
         raise LogUnavailableError(str(error)) from error
 

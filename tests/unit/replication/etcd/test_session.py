@@ -176,6 +176,31 @@ async def test_a_lease_that_ends_before_the_node_has_joined_is_no_session():
     await session.end()
 
 
+@pytest.mark.parametrize("refuses", [None, Refusal.LEASE_GONE])
+async def test_a_late_answer_to_an_earlier_session_does_not_end_the_next(monkeypatch, refuses):
+    session, script, _ = await begun()
+    is_asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def late(rpc, request, budget_s):
+        is_asked.set()
+        await answered.wait()
+        if refuses is not None:
+            raise RefusedError(refuses, "etcdserver: requested lease not found")
+        return pb.TxnResponse()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(script, "call", late)
+        report = asyncio.ensure_future(session.report(b"v"))
+        await is_asked.wait()
+    session.lose("etcd has ended it")
+    await session.join("n", b"")
+    answered.set()
+    with pytest.raises(SessionLostError):
+        await report
+    assert session.lease() == script.lease
+    await session.end()
+
+
 async def test_leaving_gives_the_lease_back_once():
     session, script, _ = await begun()
     await session.end()
