@@ -30,7 +30,7 @@ from .shard_replica import ShardReplica
 __all__ = ["Connector", "Probe", "SocketConnector"]
 
 REFUSALS: Final = 3
-WITHIN_S: Final = 0.3
+WITHIN_S: Final = 1.0  # rounds are as long as leaders that do not answer make them
 EVERY_S: Final = 0.25  # while connections are accepted
 AGAIN_S: Final = 0.1  # after a refusal
 CONNECT_S: Final = 0.1

@@ -9,7 +9,8 @@ from support_log_cluster import LogCluster
 
 import lodeq
 from lodeq.engine.runtime.current_loop import current_spawner
-from lodeq.replication.probe import SocketConnector
+from lodeq.replication.probe import CONNECT_S, SocketConnector
+from lodeq.replication.waiting import Waiting
 
 pytestmark = pytest.mark.anyio
 TTL_S = 3.0
@@ -76,6 +77,33 @@ async def test_one_member_alone_ends_nobodys_term(clock):
             lambda: any(node.leads() for node in cluster.nodes.values() if node is not old)
         )
         assert took_s > 1.5
+
+
+async def test_leaders_that_drop_packets_do_not_hide_one_whose_process_is_gone(clock):
+    """Each of them takes the probe as long as a connection may take, in every round."""
+    ports = Ports()
+    waiting = Waiting(current_spawner(), clock)
+
+    async def is_refused(url: str, spawner: object) -> bool:
+        if url in dropping:
+            await waiting.pause(CONNECT_S)
+        return url in ports.refusing
+
+    dropping: set[str] = set()
+    ports.is_refused = is_refused
+    async with LogCluster(clock) as cluster:
+        cluster.shards = 4
+        await cluster.open_all(*"abcd", connector=ports)
+        old = cluster.leader()
+        for shard in (1, 2, 3):
+            await cluster.outcome(old.replicator.hand_over(shard))
+        await cluster.until_led()
+        others = [node for node in cluster.nodes.values() if node is not old]
+        assert {cluster.leader(shard) for shard in range(4)} != {old}
+        dropping |= {f"http://{node.name}" for node in others}
+        kill(cluster, ports, old)
+        took_s = await cluster.until(lambda: any(node.leads() for node in others))
+        assert took_s <= 1.5
 
 
 async def test_refusals_that_are_far_between_are_no_suspicion(probed):
