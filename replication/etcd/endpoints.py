@@ -201,8 +201,9 @@ class Endpoints:
         floor, at = self.revision, self.at
         try:
             answer: pb.TxnResponse = await self._ask(self.members[at], Rpc.TXN, request, self.try_s)
-        except grpc.RpcError:
-            self._leave(at)
+        except grpc.RpcError as error:
+            if classify(error) is not Refusal.TOKEN:  # who asks on gets a new one
+                self._leave(at)
             return None
         self.check_id(answer.header)
         if answer.header.revision < floor:

@@ -27,6 +27,10 @@ def anyio_backend():
     return "asyncio"
 
 
+def failed(code: str) -> grpc.RpcError:
+    return grpc.aio.AioRpcError(grpc.StatusCode[code], grpc.aio.Metadata(), grpc.aio.Metadata())
+
+
 class Member:
     """A member that has the first ``n_near`` records, and all once it has asked the others."""
 
@@ -45,7 +49,7 @@ class Member:
         assert is_near or not any(one.serializable for one in reads)
         self.asked.append("near" if is_near else "all")
         if self.is_down and is_near:
-            raise grpc.RpcError
+            raise failed("UNAVAILABLE")
         n = self.n_near if is_near else len(RECORDS)
         revision = self.revision if is_near else 9
         answers = []
@@ -104,6 +108,22 @@ async def test_one_that_is_silent_is_not_asked_a_second_time():
     reader._endpoints.members.append(other)
     assert await reader.read(0, 0, 1 << 20, is_near=True) == RECORDS
     assert (silent.asked, other.asked) == (["near"], ["all"])
+
+
+async def test_one_that_refuses_a_token_is_not_silent():
+    """The next call gets a new token; a member that is left is not asked first again."""
+    member, other = Member(2), Member(2)
+    reader = reader_of(member)
+    reader._endpoints.members.append(other)
+
+    async def refuse(*_):
+        raise failed("UNAUTHENTICATED")
+
+    member.call = refuse
+    assert await reader._near.read(0, b"", 16) is None
+    del member.call
+    assert await reader.read(0, 0, 1 << 20, is_near=True) == RECORDS[:2]
+    assert (member.asked, other.asked) == (["near"], [])
 
 
 async def test_another_etcd_is_refused_however_near():
