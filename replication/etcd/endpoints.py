@@ -236,8 +236,9 @@ class Endpoints:
         return answer
 
     async def _ask(self, member: Member, rpc: Rpc, request: Any, timeout_s: float) -> Any:
+        metadata = () if rpc is Rpc.AUTHENTICATE else self.metadata
         try:
-            return await member.call(rpc, request, timeout_s, self.metadata)
+            return await member.call(rpc, request, timeout_s, metadata)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if self.is_closed and not (task and task.cancelling()):  # by gRPC
@@ -294,7 +295,7 @@ class Endpoints:
                     raise ClosedError("the connection to etcd is closed")
                 member = self.members[self.at]
                 try:
-                    answer = await member.call(Rpc.AUTHENTICATE, request, self.try_s, ())
+                    answer = await self._ask(member, Rpc.AUTHENTICATE, request, self.try_s)
                 except grpc.RpcError as error:
                     text = f"{member.endpoint}: {_text_of(error)}"
                     self._raise_refused(classify(error), text)

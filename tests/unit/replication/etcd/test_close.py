@@ -68,3 +68,23 @@ async def test_a_call_that_fails_as_the_connection_is_closed_says_so(tmp_path, u
     if user:
         with pytest.raises(ClosedError):
             await endpoints.authenticate(1.0)
+
+
+async def test_a_call_for_a_token_that_a_close_cancels_says_so(tmp_path):
+    (tmp_path / "secret").write_text("s")
+    address = parse_address(f"etcd://m/c?user=u&password-file={tmp_path}/secret")
+    endpoints = Endpoints(address, SystemClock())
+
+    class Member:
+        endpoint = "m"
+
+        async def call(self, *_):
+            await endpoints.close()
+            raise asyncio.CancelledError  # as gRPC does
+
+        async def close(self):
+            pass
+
+    endpoints.members = [Member()]
+    with pytest.raises(ClosedError):
+        await endpoints.authenticate(1.0)
