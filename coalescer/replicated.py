@@ -282,9 +282,10 @@ class ReplicatedCoalescer(Coalescer):
                 f"about {cost_bytes:,} bytes in one atomic batch, and this store's log takes "
                 f"{self.submission_bytes_max:,}: split the call, or store large values elsewhere"
             )
-        group = super().begin(cost_bytes)
         linger = self._linger
-        linger.came += 1
+        came = linger.came + 1
+        group = super().begin(cost_bytes)  # which calls this again where it has filled one
+        linger.came = came
         if not self._is_scheduled and (
             self._is_full(group)
             if self._linger_timer is None

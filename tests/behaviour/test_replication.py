@@ -556,6 +556,17 @@ async def test_a_waiting_claim_gets_what_a_shard_that_is_gained_brings(clock):
         await same(a, b)
 
 
+async def test_who_fills_a_group_has_come_once(clock):
+    """A record waits for as many as were answered (``linger``); half of them are not all."""
+    cluster = Cluster()
+    async with cluster.open("a", clock=clock, commit_batch_max=1) as a:
+        await cluster.elect("a")
+        linger = a._state.shards[0].coalescer._linger
+        before = linger.came
+        await asyncio.gather(*[a.queue("mail").enqueue(b"x") for _ in range(10)])
+        assert linger.came == before + 10
+
+
 # -- gaining, in pieces ----------------------------------------------------------------
 
 
