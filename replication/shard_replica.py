@@ -544,6 +544,8 @@ class ShardReplica:
     def _entered(self, last: int, size: int) -> None:
         self.delivered = max(self.delivered, last)
         self.log_bytes.add(last, size)
+        if not self.holds_term:  # it looked at nothing while this was under way
+            self.wake.set()
 
     def _append_failed(self, failure: LodeqError) -> None:
         self.lose()

@@ -504,3 +504,18 @@ async def test_a_hand_over_whose_caller_is_cancelled_leaves_no_shard_without_a_l
     assert leader.role() == "following"
     await cluster.until_led()
     assert isinstance(await cluster.outcome(call), lodeq.Receipt)
+
+
+async def test_a_replica_that_waited_for_its_last_append_looks_on_behind_it(clock):
+    """The poll would find that nobody leads; it may be far away."""
+    async with LogCluster(clock) as cluster:
+        node = await cluster.open("a", options=LogOptions(poll_s=30.0))
+        await cluster.until_led()
+        cluster.network.plan(Route((0.0,), 0.5), kind="append")
+        call = asyncio.ensure_future(node.engine.queue("mail").enqueue(b"x"))
+        await settle(5)
+        node.replicator._shards[0].lose()
+        await cluster.pass_time(0.2)
+        assert cluster.log.service.state(0).leader is None
+        assert await cluster.until_led(40) < 5
+        assert isinstance(await cluster.outcome(call), lodeq.Receipt)
