@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from copy import copy
 from typing import Any
 
 from ...errors import ClosedError, InvariantError
@@ -65,7 +66,8 @@ class FramedLink:
             await asyncio.wait([opening])
             if opening.cancelled():
                 raise ClosedError(CLOSED)
-            opening.result()
+            if (error := opening.exception()) is not None:
+                raise copy(error) from error  # others who wait raise it too, with their receipts
         raise self.target.closing()
 
     def _opened(self, task: asyncio.Task[FramedConnection]) -> None:
