@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from math import inf
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from ...engine.runtime.clock import SystemClock
-from ...errors import CommitUnknownError, NotLeaderError, UnreachableError
 from ..calls import Call
+from ..transport.target import Doubt
 from ..transport.transport import Target
 from .address import node_addresses
 
@@ -67,36 +66,6 @@ class Patience:
         """Seconds until the next try; the first follows at once."""
         self._n += 1
         return _PAUSES_S[min(self._n, len(_PAUSES_S)) - 1]
-
-
-class Doubt:
-    """Around the tries of one call: one whose answer was lost may have been done.
-
-    Where a later try finds nobody, what is raised is that it is unknown, not that nothing was done.
-
-    Attributes:
-        unknown: of the first try whose answer was lost.
-    """
-
-    def __init__(self) -> None:
-        self.unknown: CommitUnknownError | None = None
-
-    def of(self, error: CommitUnknownError) -> None:
-        """The answer of a try was lost."""
-        self.unknown = self.unknown or error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self.unknown is not None and isinstance(error, NotLeaderError | UnreachableError):
-            self.unknown.receipts = error.receipts or self.unknown.receipts
-            raise self.unknown from error
 
 
 def scoped(call: Call, shards: Collection[int]) -> Call:

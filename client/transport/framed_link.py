@@ -10,7 +10,7 @@ from ...errors import ClosedError, InvariantError
 from ..calls import CLOSED, FORM, Call
 from .connection import FramedConnection
 from .entries import AnswerLostError, NotBegunError, SilentError, read_answer
-from .target import TRIES, FramedTarget, GivenUp
+from .target import TRIES, Doubt, FramedTarget, GivenUp
 
 __all__ = ["FramedLink"]
 
@@ -88,8 +88,12 @@ class FramedLink:
             raise self.target.unreached(exc) from exc
         return connection
 
-    async def send(self, call: Call) -> Any:
+    async def send(self, call: Call, doubt: Doubt | None = None) -> Any:
         """Send a call and return the document of its answer, or raise the error in it.
+
+        Args:
+            call: what is asked.
+            doubt: is told if the answer was lost and it is sent again.
 
         Raises:
             NotSpokenError, TooLargeError: it was not sent: use HTTP.
@@ -98,8 +102,11 @@ class FramedLink:
             try:
                 return await self._ask(call)
             except AnswerLostError as exc:
+                error = self.target.lost(call, exc)
                 if is_last or isinstance(exc, SilentError):
-                    raise self.target.lost(call, exc) from exc
+                    raise error from exc
+                if doubt is not None:
+                    doubt.of(error)
         raise InvariantError("the last try neither returned nor raised")
 
     async def _ask(self, call: Call) -> Any:

@@ -395,7 +395,11 @@ def enqueue(nodes: SyncNodes, call: Call) -> Any:
                 is_unsure = True
                 last = error
             except LodeqError as error:
-                failure = failure or batch.failed(error, places)
+                batch.failed(error, places)
+                if is_unsure and doubt.unknown is not None:
+                    error = doubt.unknown  # it may have been taken the first time
+                if failure is None or is_unsure:
+                    failure = error
                 work = [one for one in work if one[3]]
                 continue
             if not rest:
