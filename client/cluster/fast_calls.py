@@ -23,7 +23,7 @@ from ..documents.records import Granted, receipt_of
 from ..fast_calls import FastCalls
 from .claims import claim_in_turn, take_back
 from .nodes import STALE_S, Nodes
-from .target import Doubt
+from .target import Doubt, worse
 from .together import Send, gather
 
 __all__ = ["ClusterFastCalls"]
@@ -196,8 +196,7 @@ class ClusterFastCalls:
                     unsure += left
                     continue
                 calls.place_among(got, places)
-                if failure is None or isinstance(got, CommitUnknownError):
-                    failure = got  # rather than a refusal: who is refused has nothing to look for
+                failure = worse(failure, got)
             if failure is not None:
                 await self._enqueue_rest(template, tasks, receipts, sorted(unsure))
                 doubt.unknown = None  # there is none left
@@ -420,7 +419,7 @@ class ClusterFastCalls:
         failure: LodeqError | None = None
         for (_, places), got in zip(parts, await gather(asks), strict=True):
             if isinstance(got, LodeqError):
-                failure = failure or got
+                failure = worse(failure, got)
             else:
                 lost |= {places[n]: why for n, why in got.items()}
         if failure is not None:

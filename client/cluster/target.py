@@ -7,12 +7,13 @@ from math import inf
 from typing import Final
 
 from ...engine.runtime.clock import SystemClock
+from ...errors import CommitUnknownError, LodeqError
 from ..calls import Call
 from ..transport.target import Doubt
 from ..transport.transport import Target
 from .address import node_addresses
 
-__all__ = ["ClusterTarget", "Doubt", "Patience", "scoped"]
+__all__ = ["ClusterTarget", "Doubt", "Patience", "scoped", "worse"]
 
 _PAUSES_S: Final = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 _mono = SystemClock.mono
@@ -71,3 +72,11 @@ class Patience:
 def scoped(call: Call, shards: Collection[int]) -> Call:
     """The same call about these shards alone."""
     return call._replace(query={**call.query, "shards": ",".join(map(str, sorted(shards)))})
+
+
+def worse(had: LodeqError | None, error: LodeqError) -> LodeqError:
+    """Which of the errors of two parts is raised: the first, but rather one that is unknown.
+
+    Who is refused has nothing to look for.
+    """
+    return error if had is None or isinstance(error, CommitUnknownError) else had

@@ -20,7 +20,7 @@ from ....repository.model.task_options import CONFLICT_DEFAULT
 from ....repository.model.values import NewTask, Receipt
 from ... import calls
 from ...calls import CLAIM_ID_BYTES, FORM, PackedTask, QueueTemplate, Session, packed_tasks
-from ...cluster.target import Doubt
+from ...cluster.target import Doubt, worse
 from ...documents.records import Granted, receipt_of
 from ..fast_calls import SyncFastCalls
 from .claims import claim_in_turn, take_back
@@ -197,8 +197,7 @@ class SyncClusterFastCalls:
                     unsure += left
                     continue
                 calls.place_among(got, places)
-                if failure is None or isinstance(got, CommitUnknownError):
-                    failure = got  # rather than a refusal: who is refused has nothing to look for
+                failure = worse(failure, got)
             if failure is not None:
                 self._enqueue_rest(template, tasks, receipts, sorted(unsure))
                 doubt.unknown = None  # there is none left
@@ -421,7 +420,7 @@ class SyncClusterFastCalls:
         failure: LodeqError | None = None
         for (_, places), got in zip(parts, gather(asks), strict=True):
             if isinstance(got, LodeqError):
-                failure = failure or got
+                failure = worse(failure, got)
             else:
                 lost |= {places[n]: why for n, why in got.items()}
         if failure is not None:

@@ -7,6 +7,7 @@ from support_http import serving, socket_path
 import lodeq
 import lodeq.testing
 from lodeq import NewTask
+from lodeq.client.fast_calls import FastCalls
 from lodeq.client.transport.framed_link import FramedLink
 from lodeq.service.http.link import connection as linked
 
@@ -112,3 +113,46 @@ async def test_a_lost_complete_that_is_taken_then_is_done(cut):
         cut[0] = 1
         assert await engine.complete_many([(lease, None) for lease in rest]) == [None] * 5
         assert cut == [0]
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+async def test_a_refusal_of_a_part_hides_no_other_that_may_have_happened(monkeypatch, is_short):
+    """Whichever part is the first."""
+    outcomes = []
+
+    async def answer(self, *args):
+        raise outcomes.pop(0)
+
+    async with cluster() as nodes, client(nodes) as engine:
+        mail = engine.queue("mail", retention=0)
+        for n in range(6):
+            await mail.enqueue(n)
+        leases = await mail.claim(limit=6)
+        n_parts = len(engine.fast._by_leader(one.granted for one in leases))
+        if is_short:
+            monkeypatch.setattr(FastCalls, "complete_many", answer)
+        else:
+            n_parts = len({engine._transport.nodes.topology.shard_of(x.task_id) for x in leases})
+            engine.fast = None
+            monkeypatch.setattr(engine._transport.nodes, "ask", lambda node, call: answer(node))
+        assert n_parts > 1
+        outcomes += [lodeq.BusyError("full")] * (n_parts - 1) + [lodeq.CommitUnknownError("lost")]
+        with pytest.raises(lodeq.CommitUnknownError):
+            await engine.complete_many([(lease, None) for lease in leases])
+        assert outcomes == []
+
+
+@pytest.mark.parametrize("name", ["purge", "redrive"])
+async def test_a_refusal_of_a_node_hides_no_other_that_may_have_happened(monkeypatch, name):
+    outcomes = [lodeq.BusyError("full"), lodeq.BusyError("full"), lodeq.CommitUnknownError("lost")]
+
+    async def answer(node, call):
+        raise outcomes.pop(0)
+
+    async with cluster(shards=3) as nodes, client(nodes) as engine:
+        mail = engine.queue("mail")
+        ids = [(await mail.enqueue(n)).id for n in range(3)]
+        monkeypatch.setattr(engine._transport.nodes, "ask", answer)
+        with pytest.raises(lodeq.CommitUnknownError):
+            await (mail.purge() if name == "purge" else mail.redrive(ids))
+        assert outcomes == []
