@@ -104,7 +104,12 @@ async def _sweep(nodes: Nodes, limit: int, take: Take, order: list[str]) -> list
             if len(leases) >= limit:
                 return leases
         if is_moved:
-            await nodes.refresh()
+            try:
+                await nodes.refresh()
+            except LodeqError:
+                if not leases:
+                    raise
+                return leases
         order = [one for one in nodes.topology.leading() if one not in asked] if is_moved else []
         asked.update(order)
     if failure is not None and not n_answers:

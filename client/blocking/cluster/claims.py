@@ -105,7 +105,12 @@ def _sweep(nodes: SyncNodes, limit: int, take: Take, order: list[str]) -> list[A
             if len(leases) >= limit:
                 return leases
         if is_moved:
-            nodes.refresh()
+            try:
+                nodes.refresh()
+            except LodeqError:
+                if not leases:
+                    raise
+                return leases
         order = [one for one in nodes.topology.leading() if one not in asked] if is_moved else []
         asked.update(order)
     if failure is not None and not n_answers:
