@@ -1,9 +1,12 @@
 """Claims of a cluster whose nodes fail in the middle: what is granted is somebody's."""
 
+import anyio
 import pytest
 from support_cluster_client import client, cluster
 
 import lodeq
+import lodeq.sync
+from lodeq.client.blocking.fast_calls import SyncFastCalls
 from lodeq.client.cluster.nodes import MAP
 from lodeq.client.fast_calls import FastCalls
 
@@ -82,3 +85,50 @@ async def test_the_map_is_asked_of_others_where_a_node_has_too_many_callers(monk
         inner.topology.is_stale = True
         await mail.enqueue(b"x")
         assert not inner.topology.is_stale
+
+
+async def test_a_claim_of_a_thread_asks_no_further_node_once_its_client_closes(monkeypatch):
+    def script():
+        engine = lodeq.sync.connect(nodes.url)
+        mail = engine.queue("mail")
+        for n in range(6):
+            mail.enqueue(n)
+        asked, real = [], SyncFastCalls.claim
+
+        def claim(self, *args):
+            asked.append(self)
+            if len(asked) == 2:
+                engine._claims.close()
+            return real(self, *args)
+
+        monkeypatch.setattr(SyncFastCalls, "claim", claim)
+        with pytest.raises(lodeq.ClosedError):
+            mail.claim(limit=6)
+        assert len(asked) == 2
+        assert mail.stats().leased == 0
+        engine.close()
+
+    async with cluster() as nodes:
+        await anyio.to_thread.run_sync(script)
+
+
+async def test_a_claim_asks_no_further_node_once_its_client_closes(monkeypatch):
+    """What that granted would be nobody's: those under way have been taken back by then."""
+    async with cluster() as nodes, client(nodes) as engine:
+        mail = engine.queue("mail")
+        for n in range(6):
+            await mail.enqueue(n)
+        n_asked, real = 0, FastCalls.claim
+
+        async def claim(self, *args):
+            nonlocal n_asked
+            n_asked += 1
+            if n_asked == 2:
+                await engine._claims.close()
+            return await real(self, *args)
+
+        monkeypatch.setattr(FastCalls, "claim", claim)
+        with pytest.raises(lodeq.ClosedError):
+            await mail.claim(limit=6)
+        assert n_asked == 2
+        assert (await mail.stats()).leased == 0
