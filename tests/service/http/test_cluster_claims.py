@@ -132,3 +132,41 @@ async def test_a_claim_asks_no_further_node_once_its_client_closes(monkeypatch):
             await mail.claim(limit=6)
         assert n_asked == 2
         assert (await mail.stats()).leased == 0
+
+
+@pytest.mark.parametrize(
+    ("is_short", "error"),
+    [
+        (True, lodeq.NotLeaderError("no more")),
+        (False, lodeq.NotLeaderError("no more")),
+        (True, lodeq.UnreachableError("gone")),
+    ],
+)
+async def test_a_claim_waits_until_somebody_leads_again(monkeypatch, is_short, error):
+    """As it does where one node had led all."""
+    async with cluster() as nodes, client(nodes) as engine:
+        mail = engine.queue("mail")
+        for n in range(6):
+            await mail.enqueue(n)
+        if not is_short:
+            engine.fast = None
+        inner, asked = engine._transport.nodes, []
+        real_ask, real_claim = inner.ask, FastCalls.claim
+
+        async def ask(node, call):
+            if call.path == "/leases/claim":
+                asked.append(node)
+                if len(asked) <= 3:
+                    inner.note(node, error)
+                    raise error
+            return await real_ask(node, call)
+
+        async def claim(self, *args):
+            asked.append(self)
+            if len(asked) <= 3:
+                raise error
+            return await real_claim(self, *args)
+
+        monkeypatch.setattr(inner, "ask", ask)
+        monkeypatch.setattr(FastCalls, "claim", claim)
+        assert len(await mail.claim(limit=6)) == 6
