@@ -21,9 +21,10 @@ from .. import calls
 from ..calls import CLAIM_ID_BYTES, FORM, PackedTask, QueueTemplate, Session, packed_tasks
 from ..documents.records import Granted, receipt_of
 from ..fast_calls import FastCalls
+from ..transport.target import Doubt
 from .claims import claim_in_turn, take_back
 from .nodes import STALE_S, Nodes
-from .target import Doubt, worse
+from .target import worse
 from .together import Send, gather
 
 __all__ = ["ClusterFastCalls"]

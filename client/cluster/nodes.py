@@ -26,8 +26,9 @@ from ...errors import (
     UsageError,
 )
 from ..calls import CLOSED, Call
+from ..transport.target import Doubt
 from ..transport.transport import Transport
-from .target import ClusterTarget, Doubt, Patience
+from .target import ClusterTarget, Patience
 from .together import closed, gather, pause
 from .topology import Topology
 

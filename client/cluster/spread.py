@@ -21,9 +21,10 @@ from ...repository.model.filters import FILTER_STATES, Cursor, start_of
 from ...repository.model.task_options import CONFLICT_DEFAULT
 from ...repository.model.values import Receipt
 from ..calls import REDRIVE_ERRORS, Call
+from ..transport.target import Doubt
 from .merge import found
 from .nodes import MAP, Nodes
-from .target import Doubt, Patience, scoped, worse
+from .target import Patience, scoped, worse
 from .together import gather, pause
 
 __all__ = ["act", "all_nodes", "anywhere", "enqueue", "find", "redrive", "split", "whole"]

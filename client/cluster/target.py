@@ -9,11 +9,10 @@ from typing import Final
 from ...engine.runtime.clock import SystemClock
 from ...errors import CommitUnknownError, LodeqError
 from ..calls import Call
-from ..transport.target import Doubt
 from ..transport.transport import Target
 from .address import node_addresses
 
-__all__ = ["ClusterTarget", "Doubt", "Patience", "scoped", "worse"]
+__all__ = ["ClusterTarget", "Patience", "scoped", "worse"]
 
 _PAUSES_S: Final = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 _mono = SystemClock.mono

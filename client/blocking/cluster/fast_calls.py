@@ -20,8 +20,9 @@ from ....repository.model.task_options import CONFLICT_DEFAULT
 from ....repository.model.values import NewTask, Receipt
 from ... import calls
 from ...calls import CLAIM_ID_BYTES, FORM, PackedTask, QueueTemplate, Session, packed_tasks
-from ...cluster.target import Doubt, worse
+from ...cluster.target import worse
 from ...documents.records import Granted, receipt_of
+from ...transport.target import Doubt
 from ..fast_calls import SyncFastCalls
 from .claims import claim_in_turn, take_back
 from .nodes import STALE_S, SyncNodes

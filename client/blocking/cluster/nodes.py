@@ -27,8 +27,9 @@ from ....errors import (
     UsageError,
 )
 from ...calls import CLOSED, Call
-from ...cluster.target import ClusterTarget, Doubt, Patience
+from ...cluster.target import ClusterTarget, Patience
 from ...cluster.topology import Topology
+from ...transport.target import Doubt
 from ...transport.transport import SyncTransport
 from .together import closed, gather, pause
 

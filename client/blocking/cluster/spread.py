@@ -23,7 +23,8 @@ from ....repository.model.task_options import CONFLICT_DEFAULT
 from ....repository.model.values import Receipt
 from ...calls import REDRIVE_ERRORS, Call
 from ...cluster.merge import found
-from ...cluster.target import Doubt, Patience, scoped, worse
+from ...cluster.target import Patience, scoped, worse
+from ...transport.target import Doubt
 from .nodes import MAP, SyncNodes
 from .together import gather, pause
 

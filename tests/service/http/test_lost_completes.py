@@ -1,5 +1,7 @@
 """Ends of leases whose answer is lost: sent again, and unknown where that settles nothing."""
 
+import anyio
+import httpx
 import pytest
 from support_cluster_client import client, cluster
 from support_http import serving, socket_path
@@ -7,8 +9,10 @@ from support_http import serving, socket_path
 import lodeq
 import lodeq.testing
 from lodeq import NewTask
+from lodeq.client.calls import Call
 from lodeq.client.fast_calls import FastCalls
 from lodeq.client.transport.framed_link import FramedLink
+from lodeq.client.transport.transport import SyncTransport, Target, Transport
 from lodeq.service.http.link import connection as linked
 
 pytestmark = pytest.mark.anyio
@@ -156,3 +160,29 @@ async def test_a_refusal_of_a_node_hides_no_other_that_may_have_happened(monkeyp
         with pytest.raises(lodeq.CommitUnknownError):
             await (mail.purge() if name == "purge" else mail.redrive(ids))
         assert outcomes == []
+
+
+@pytest.mark.parametrize("is_blocking", [True, False])
+async def test_over_http_what_was_lost_before_nobody_listens_may_have_happened(is_blocking):
+    failures = [httpx.ReadError("lost"), httpx.ConnectError("gone")]
+
+    def answer(request):
+        raise failures.pop(0)
+
+    target = Target("http://localhost:1", None, 5.0)
+    call = Call("POST", "/leases/complete", {}, is_write=True, is_repeatable=True)
+    kind = SyncTransport if is_blocking else Transport
+    transport = kind(target, httpx.MockTransport(answer))
+
+    async def send(call):
+        if is_blocking:
+            await anyio.to_thread.run_sync(transport.send, call)
+        else:
+            await transport.send(call)
+
+    with pytest.raises(lodeq.CommitUnknownError, match="was lost"):
+        await send(call)
+    failures += [httpx.ReadError("lost"), httpx.ConnectError("gone")]
+    with pytest.raises(lodeq.UnreachableError):  # of what only reads nothing is unknown
+        await send(call._replace(is_write=False))
+    assert failures == []
