@@ -39,6 +39,7 @@ from .transport.entries import (
 from .transport.framed_link import FramedLink
 from .transport.layout import Op
 from .transport.shared_link import SharedLink
+from .transport.target import Doubt
 
 __all__ = ["FastCalls"]
 
@@ -213,8 +214,8 @@ class FastCalls:
         except AnswerLostError as exc:
             raise self._link.target.lost(_CLAIM, exc) from exc
 
-    async def complete(self, lease: Granted, result: Any, keep: bool) -> bool:
-        """``Lease.complete`` without follow-ups. False: go the general way."""
+    async def complete(self, lease: Granted, result: Any, keep: bool, doubt: Doubt) -> bool:
+        """``Lease.complete`` without follow-ups. False: go the general way, within ``doubt``."""
         kind: int | None = None
         data: bytes | None = None
         if result is not None:
@@ -231,9 +232,11 @@ class FastCalls:
         except NotBegunError:
             return False
         except AnswerLostError as exc:
+            lost = self._link.target.lost(_COMPLETE, exc)
             if keep and lease.policy.retention_ms > 0:
+                doubt.of(lost)
                 return False  # the same twice is the same as once
-            raise self._link.target.lost(_COMPLETE, exc) from exc
+            raise lost from exc
         return True
 
     async def heartbeat_many(
@@ -253,8 +256,13 @@ class FastCalls:
         except (NotBegunError, AnswerLostError):  # the same twice is the same as once
             return None
 
-    async def complete_many(self, pairs: Sequence[tuple[Granted, Any]]) -> dict[int, str] | None:
-        """``Engine.complete_many``: the details of leases that had ended, by position."""
+    async def complete_many(
+        self, pairs: Sequence[tuple[Granted, Any]], doubt: Doubt
+    ) -> dict[int, str] | None:
+        """``Engine.complete_many``: the details of leases that had ended, by position.
+
+        None: go the general way, within ``doubt``.
+        """
         if len(pairs) > self._session.batch_max:
             return None
         codecs, limit = self._session.codecs, self._limits.result_bytes_max
@@ -280,7 +288,9 @@ class FastCalls:
         except NotBegunError:
             return None
         except AnswerLostError as exc:
+            error = self._link.target.lost(_COMPLETE, exc)
             if is_kept:
+                doubt.of(error)
                 return None
-            raise self._link.target.lost(_COMPLETE, exc) from exc
+            raise error from exc
         return lost

@@ -18,6 +18,7 @@ from .calls import Call, Session
 from .documents.records import Granted, when
 from .lease_facts import LeaseFacts, lost_error
 from .payload import RemotePayloadReader, open_remote_payload
+from .transport.target import Doubt
 from .waits import give_back
 
 if TYPE_CHECKING:
@@ -99,15 +100,16 @@ class RemoteLease(LeaseFacts):
             durable: True waits for an fsync, whatever the server's mode.
         """
         session, fast = self._engine.session, self._engine.fast
-        if fast is not None and not then and durable is None and type(keep) is bool:
-            try:
-                if await fast.complete(self._granted, result, keep):
-                    self._is_live = False
-                    return
-            except LeaseLostError:
-                self.end()
-                raise
-        await self._send(calls.complete(session, self._granted, result, then, keep, durable))
+        with Doubt() as doubt:
+            if fast is not None and not then and durable is None and type(keep) is bool:
+                try:
+                    if await fast.complete(self._granted, result, keep, doubt):
+                        self._is_live = False
+                        return
+                except LeaseLostError:
+                    self.end()
+                    raise
+            await self._send(calls.complete(session, self._granted, result, then, keep, durable))
         self.end()
 
     async def nack(self, *, delay: Duration | None = None, reason: str = "") -> None:

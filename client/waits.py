@@ -95,6 +95,8 @@ class PendingClaims:
         ids: list[bytes] = []  # in a cluster one for each node that is asked
 
         def begun(id: bytes) -> None:
+            if self._is_closing:  # it would be taken back by nobody
+                raise ClosedError(CLOSED)
             ids.append(id)
             self._ids.add(id)
 

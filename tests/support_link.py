@@ -13,7 +13,7 @@ from lodeq.client.transport.connection import FramedConnection
 from lodeq.client.transport.entries import granted_of
 from lodeq.client.transport.framed_link import FramedLink
 from lodeq.client.transport.layout import FrameReader, Op
-from lodeq.client.transport.target import FramedTarget
+from lodeq.client.transport.target import Doubt, FramedTarget
 from lodeq.repository.model.values import Limits, NewTask
 from lodeq.service.http.admission import Refusals
 from lodeq.service.http.app import make_app
@@ -228,8 +228,8 @@ class Client:
             fast.enqueue(template, b"x"),
             fast.enqueue_many(template, [NewTask(b"x"), NewTask(b"y")]),
             fast.claim(template, 1, 30.0, 5.0, "w", lambda id: None),
-            fast.complete(lease, None, keep=False),
-            fast.complete_many([(lease, None)]),
+            fast.complete(lease, None, False, Doubt()),
+            fast.complete_many([(lease, None)], Doubt()),
             self.connection.send(Call("GET", "/queues/mail/stats")),
             fast.enqueue_with(template, NewTask(b"x", dedup_key="k")),
             fast.enqueue_many(template, [NewTask(b"x", dedup_key="k"), NewTask(b"y")]),

@@ -39,6 +39,7 @@ from ..transport.entries import (
     task_ids_of,
 )
 from ..transport.layout import Op
+from ..transport.target import Doubt
 
 __all__ = ["SyncFastCalls"]
 
@@ -213,8 +214,8 @@ class SyncFastCalls:
         except AnswerLostError as exc:
             raise self._link.target.lost(_CLAIM, exc) from exc
 
-    def complete(self, lease: Granted, result: Any, keep: bool) -> bool:
-        """``Lease.complete`` without follow-ups. False: go the general way."""
+    def complete(self, lease: Granted, result: Any, keep: bool, doubt: Doubt) -> bool:
+        """``Lease.complete`` without follow-ups. False: go the general way, within ``doubt``."""
         kind: int | None = None
         data: bytes | None = None
         if result is not None:
@@ -231,9 +232,11 @@ class SyncFastCalls:
         except NotBegunError:
             return False
         except AnswerLostError as exc:
+            lost = self._link.target.lost(_COMPLETE, exc)
             if keep and lease.policy.retention_ms > 0:
+                doubt.of(lost)
                 return False  # the same twice is the same as once
-            raise self._link.target.lost(_COMPLETE, exc) from exc
+            raise lost from exc
         return True
 
     def heartbeat_many(
@@ -253,8 +256,13 @@ class SyncFastCalls:
         except (NotBegunError, AnswerLostError):  # the same twice is the same as once
             return None
 
-    def complete_many(self, pairs: Sequence[tuple[Granted, Any]]) -> dict[int, str] | None:
-        """``Engine.complete_many``: the details of leases that had ended, by position."""
+    def complete_many(
+        self, pairs: Sequence[tuple[Granted, Any]], doubt: Doubt
+    ) -> dict[int, str] | None:
+        """``Engine.complete_many``: the details of leases that had ended, by position.
+
+        None: go the general way, within ``doubt``.
+        """
         if len(pairs) > self._session.batch_max:
             return None
         codecs, limit = self._session.codecs, self._limits.result_bytes_max
@@ -280,7 +288,9 @@ class SyncFastCalls:
         except NotBegunError:
             return None
         except AnswerLostError as exc:
+            error = self._link.target.lost(_COMPLETE, exc)
             if is_kept:
+                doubt.of(error)
                 return None
-            raise self._link.target.lost(_COMPLETE, exc) from exc
+            raise error from exc
         return lost

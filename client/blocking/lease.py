@@ -18,6 +18,7 @@ from .. import calls
 from ..calls import Call, Session
 from ..documents.records import Granted, when
 from ..lease_facts import LeaseFacts, lost_error
+from ..transport.target import Doubt
 from .payload import SyncRemotePayloadReader, open_remote_payload
 from .waits import give_back
 
@@ -100,15 +101,16 @@ class SyncRemoteLease(LeaseFacts):
             durable: True waits for an fsync, whatever the server's mode.
         """
         session, fast = self._engine.session, self._engine.fast
-        if fast is not None and not then and durable is None and type(keep) is bool:
-            try:
-                if fast.complete(self._granted, result, keep):
-                    self._is_live = False
-                    return
-            except LeaseLostError:
-                self.end()
-                raise
-        self._send(calls.complete(session, self._granted, result, then, keep, durable))
+        with Doubt() as doubt:
+            if fast is not None and not then and durable is None and type(keep) is bool:
+                try:
+                    if fast.complete(self._granted, result, keep, doubt):
+                        self._is_live = False
+                        return
+                except LeaseLostError:
+                    self.end()
+                    raise
+            self._send(calls.complete(session, self._granted, result, then, keep, durable))
         self.end()
 
     def nack(self, *, delay: Duration | None = None, reason: str = "") -> None:

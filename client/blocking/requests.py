@@ -16,6 +16,7 @@ from .. import calls
 from ..calls import FORM, Call, QueueTemplate, Session
 from ..documents.records import Granted, receipt_of, when
 from ..lease_facts import LeaseFacts, check_lease, lost_error, may_be_live
+from ..transport.target import Doubt
 from .lease import SyncRemoteLease
 from .waits import PendingClaims
 
@@ -197,20 +198,21 @@ class SyncRemoteRequests:
             check_lease(lease)
         given = [(lease.granted, result) for lease, result in pairs]
         out: list[LeaseLostError | None] = []
-        if self.fast is not None and durable is None and pairs:
-            details = self.fast.complete_many(given)
-            if details is not None:
-                for i, (lease, _) in enumerate(pairs):
-                    detail = details.get(i)
+        with Doubt() as doubt:
+            if self.fast is not None and durable is None and pairs:
+                details = self.fast.complete_many(given, doubt)
+                if details is not None:
+                    for i, (lease, _) in enumerate(pairs):
+                        detail = details.get(i)
+                        out.append(None if detail is None else lost_error(lease, detail))
+                        lease.end()
+                    return out
+            for call, n in calls.complete_many(self.session, given, durable):
+                lost = (self.send(call))["lost"]
+                for i, (lease, _) in enumerate(pairs[len(out) : len(out) + n]):
+                    detail = lost.get(str(i))
                     out.append(None if detail is None else lost_error(lease, detail))
                     lease.end()
-                return out
-        for call, n in calls.complete_many(self.session, given, durable):
-            lost = (self.send(call))["lost"]
-            for i, (lease, _) in enumerate(pairs[len(out) : len(out) + n]):
-                detail = lost.get(str(i))
-                out.append(None if detail is None else lost_error(lease, detail))
-                lease.end()
         return out
 
     def heartbeat_many(

@@ -97,6 +97,8 @@ class PendingClaims:
 
         def begun(id: bytes) -> None:
             with self._lock:
+                if self._is_closing:  # it would be taken back by nobody
+                    raise ClosedError(CLOSED)
                 self._ids.add(id)
             ids.append(id)
 

@@ -14,16 +14,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
+from ...engine.runtime.clock import SystemClock
 from ...engine.runtime.ids import SystemRng
 from ...errors import LodeqError, NotLeaderError, UnreachableError
 from .. import calls
 from ..calls import CANCEL_CLAIM_S, CLAIM_ID_BYTES, Call
 from .nodes import STALE_S, Nodes
+from .target import Patience
 from .together import Take, at_last, first_true, pause
 
 __all__ = ["claim", "claim_in_turn", "take_back"]
 
 _rng: Final = SystemRng()
+_mono = SystemClock.mono
 DEAD_LOOK_S: Final = 1.0  # between two looks of a claim that waits for dead letters
 
 
@@ -69,7 +72,17 @@ async def claim_in_turn(nodes: Nodes, doc: Mapping[str, Any], take: Take) -> lis
             return await take(order[0], doc["limit"], wait_s)
         except (NotLeaderError, UnreachableError):
             order = await nodes.leaders()
-    leases = await _sweep(nodes, doc["limit"], take, order)
+    patience, give_up = Patience(nodes.patience_s), _mono() + nodes.patience_s
+    while True:
+        try:
+            leases = await _sweep(nodes, doc["limit"], take, order)
+            break
+        except (NotLeaderError, UnreachableError):  # nobody has answered: an election, it may be
+            if _mono() >= give_up:
+                raise
+            nodes.topology.is_stale = True
+            await pause(patience.next_s())
+            order = await nodes.leaders()
     order = nodes.topology.leading() or order
     if not leases and wait_s > 0 and doc.get("dead"):  # nobody is told when a task dies elsewhere
         await pause(min(wait_s, DEAD_LOOK_S))
@@ -104,7 +117,12 @@ async def _sweep(nodes: Nodes, limit: int, take: Take, order: list[str]) -> list
             if len(leases) >= limit:
                 return leases
         if is_moved:
-            await nodes.refresh()
+            try:
+                await nodes.refresh()
+            except LodeqError:
+                if not leases:
+                    raise
+                return leases
         order = [one for one in nodes.topology.leading() if one not in asked] if is_moved else []
         asked.update(order)
     if failure is not None and not n_answers:

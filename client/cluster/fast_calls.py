@@ -21,9 +21,10 @@ from .. import calls
 from ..calls import CLAIM_ID_BYTES, FORM, PackedTask, QueueTemplate, Session, packed_tasks
 from ..documents.records import Granted, receipt_of
 from ..fast_calls import FastCalls
+from ..transport.target import Doubt
 from .claims import claim_in_turn, take_back
 from .nodes import STALE_S, Nodes
-from .target import Doubt
+from .target import worse
 from .together import Send, gather
 
 __all__ = ["ClusterFastCalls"]
@@ -196,10 +197,10 @@ class ClusterFastCalls:
                     unsure += left
                     continue
                 calls.place_among(got, places)
-                if failure is None or isinstance(got, CommitUnknownError):
-                    failure = got  # rather than a refusal: who is refused has nothing to look for
+                failure = worse(failure, got)
             if failure is not None:
                 await self._enqueue_rest(template, tasks, receipts, sorted(unsure))
+                doubt.unknown = None  # there is none left
                 failure.receipts = receipts
                 raise failure
             if doubt.unknown is None and not any(receipts):
@@ -357,7 +358,7 @@ class ClusterFastCalls:
 
     # -- leases ------------------------------------------------------------------------
 
-    async def complete(self, lease: Granted, result: Any, keep: bool) -> bool:
+    async def complete(self, lease: Granted, result: Any, keep: bool, doubt: Doubt) -> bool:
         """See ``FastCalls.complete``: at the leader of its shard."""
         node = self._leader(lease.task_id)
         fast = None if node is None else self._at(node)
@@ -366,7 +367,7 @@ class ClusterFastCalls:
         call = object()
         self._nodes.under_way.add(call)
         try:
-            return await fast.complete(lease, result, keep)
+            return await fast.complete(lease, result, keep, doubt)
         except LodeqError as error:
             self._nodes.note(node, error)
             if isinstance(error, NotLeaderError | UnreachableError):
@@ -403,8 +404,11 @@ class ClusterFastCalls:
                 found[n] = one
         return found
 
-    async def complete_many(self, pairs: Sequence[tuple[Granted, Any]]) -> dict[int, str] | None:
+    async def complete_many(
+        self, pairs: Sequence[tuple[Granted, Any]], doubt: Doubt
+    ) -> dict[int, str] | None:
         """See ``FastCalls.complete_many``: each at the leader of its shard, all at once."""
+        del doubt  # each part has its own
         groups = self._by_leader(lease for lease, _ in pairs)
         if groups is None:
             return None
@@ -416,7 +420,7 @@ class ClusterFastCalls:
         failure: LodeqError | None = None
         for (_, places), got in zip(parts, await gather(asks), strict=True):
             if isinstance(got, LodeqError):
-                failure = failure or got
+                failure = worse(failure, got)
             else:
                 lost |= {places[n]: why for n, why in got.items()}
         if failure is not None:
@@ -429,19 +433,20 @@ class ClusterFastCalls:
         """End the leases of one node; the general way, where the short one is closed."""
         fast = self._at(node)
         lost: dict[int, str] | None = None
-        try:
-            if fast is not None:
-                lost = await fast.complete_many(pairs)
-        except (NotLeaderError, UnreachableError) as error:
-            self._nodes.note(node, error)
-        except CommitUnknownError as error:
-            self._nodes.note(node, error)
-            raise
-        if lost is not None:
-            return lost
-        lost, at = {}, 0
-        for call, n in calls.complete_many(self._session, pairs, None):
-            answer = (await self._send(call))["lost"]
-            lost |= {at + int(place): why for place, why in answer.items()}
-            at += n
+        with Doubt() as doubt:
+            try:
+                if fast is not None:
+                    lost = await fast.complete_many(pairs, doubt)
+            except (NotLeaderError, UnreachableError) as error:
+                self._nodes.note(node, error)
+            except CommitUnknownError as error:
+                self._nodes.note(node, error)
+                raise
+            if lost is not None:
+                return lost
+            lost, at = {}, 0
+            for call, n in calls.complete_many(self._session, pairs, None):
+                answer = (await self._send(call))["lost"]
+                lost |= {at + int(place): why for place, why in answer.items()}
+                at += n
         return lost

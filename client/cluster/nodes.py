@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from ...engine.runtime.clock import SystemClock
 from ...errors import (
+    BusyError,
     ClosedError,
     CommitUnknownError,
     LodeqError,
@@ -25,8 +26,9 @@ from ...errors import (
     UsageError,
 )
 from ..calls import CLOSED, Call
+from ..transport.target import Doubt
 from ..transport.transport import Transport
-from .target import ClusterTarget, Doubt, Patience
+from .target import ClusterTarget, Patience
 from .together import closed, gather, pause
 from .topology import Topology
 
@@ -184,7 +186,7 @@ class Nodes:
             is_needed: raise if no node tells it, although an old one is there.
 
         Raises:
-            UnreachableError: no node answers, and there is no map yet.
+            BusyError: no node answers, and there is no map yet.
             AccessDeniedError: the token is wrong. UsageError: these are no nodes of one cluster.
         """
         topology, now = self.topology, _mono()
@@ -204,8 +206,9 @@ class Nodes:
             try:
                 topology.take(await self._asker(node).send(MAP), node)
                 is_told = True
-            except UnreachableError as error:
-                topology.doubt(node, _mono() + DOUBT_S)
+            except BusyError as error:  # it has too many callers, or is not there
+                if isinstance(error, UnreachableError):
+                    topology.doubt(node, _mono() + DOUBT_S)
                 failure = failure or error
             except UsageError as error:
                 if topology.shards:

@@ -21,9 +21,10 @@ from ...repository.model.filters import FILTER_STATES, Cursor, start_of
 from ...repository.model.task_options import CONFLICT_DEFAULT
 from ...repository.model.values import Receipt
 from ..calls import REDRIVE_ERRORS, Call
+from ..transport.target import Doubt
 from .merge import found
 from .nodes import MAP, Nodes
-from .target import Doubt, Patience, scoped
+from .target import Patience, scoped, worse
 from .together import gather, pause
 
 __all__ = ["act", "all_nodes", "anywhere", "enqueue", "find", "redrive", "split", "whole"]
@@ -48,7 +49,8 @@ async def whole(nodes: Nodes, call: Call, merge: Callable[[Call, Docs], Any]) ->
 
     Raises:
         IncompleteError: the leaders of some shards were not found in time.
-        LodeqError: what a leader refused, once all others have answered.
+        LodeqError: what a leader refused, once all others have answered; rather that the outcome
+            of one is unknown.
     """
     await nodes.refresh()
     left = set(range(nodes.topology.shards))
@@ -67,7 +69,7 @@ async def whole(nodes: Nodes, call: Call, merge: Callable[[Call, Docs], Any]) ->
             elif isinstance(outcome, UnreachableError):
                 last = outcome
             elif isinstance(outcome, LodeqError):
-                failure = failure or outcome
+                failure = worse(failure, outcome)
                 left -= set(shards)
             else:
                 answers.append(outcome)
@@ -195,6 +197,8 @@ async def redrive(nodes: Nodes, call: Call) -> Any:
             redriven += outcome["redriven"]
         elif problem is None or isinstance(problem, REDRIVE_ERRORS):
             problem = outcome  # what says more than that one task could not be
+        else:
+            problem = worse(problem, outcome)
     if problem is not None:
         raise problem
     return {"redriven": redriven}
@@ -210,7 +214,8 @@ async def split(nodes: Nodes, call: Call) -> Any:
     lost by that.
 
     Raises:
-        LodeqError: of the first part that failed, once all others are answered.
+        LodeqError: of the first part that failed, once all others are answered; rather of one
+            whose outcome is unknown.
     """
     await nodes.refresh()
     leases = call.doc["leases"]
@@ -240,7 +245,7 @@ async def split(nodes: Nodes, call: Call) -> Any:
         if isinstance(outcome, LodeqError):
             is_unknown = is_beat and isinstance(outcome, _NO_ANSWER)
             unknown += places if is_unknown else ()
-            failure = failure or (None if is_unknown else outcome)
+            failure = failure if is_unknown else worse(failure, outcome)
             continue
         lost |= {str(places[int(n)]): why for n, why in outcome["lost"].items()}
         unknown += [places[n] for n in outcome.get("unknown", ())]
@@ -394,7 +399,11 @@ async def enqueue(nodes: Nodes, call: Call) -> Any:
                 is_unsure = True
                 last = error
             except LodeqError as error:
-                failure = failure or batch.failed(error, places)
+                batch.failed(error, places)
+                if is_unsure and doubt.unknown is not None:
+                    error = doubt.unknown  # it may have been taken the first time
+                if failure is None or is_unsure:
+                    failure = error
                 work = [one for one in work if one[3]]
                 continue
             if not rest:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from math import inf
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from ...engine.runtime.clock import SystemClock
-from ...errors import CommitUnknownError, NotLeaderError, UnreachableError
+from ...errors import CommitUnknownError, LodeqError
 from ..calls import Call
 from ..transport.transport import Target
 from .address import node_addresses
 
-__all__ = ["ClusterTarget", "Doubt", "Patience", "scoped"]
+__all__ = ["ClusterTarget", "Patience", "scoped", "worse"]
 
 _PAUSES_S: Final = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 _mono = SystemClock.mono
@@ -69,36 +68,14 @@ class Patience:
         return _PAUSES_S[min(self._n, len(_PAUSES_S)) - 1]
 
 
-class Doubt:
-    """Around the tries of one call: one whose answer was lost may have been done.
-
-    Where a later try finds nobody, what is raised is that it is unknown, not that nothing was done.
-
-    Attributes:
-        unknown: of the first try whose answer was lost.
-    """
-
-    def __init__(self) -> None:
-        self.unknown: CommitUnknownError | None = None
-
-    def of(self, error: CommitUnknownError) -> None:
-        """The answer of a try was lost."""
-        self.unknown = self.unknown or error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self.unknown is not None and isinstance(error, NotLeaderError | UnreachableError):
-            self.unknown.receipts = error.receipts or self.unknown.receipts
-            raise self.unknown from error
-
-
 def scoped(call: Call, shards: Collection[int]) -> Call:
     """The same call about these shards alone."""
     return call._replace(query={**call.query, "shards": ",".join(map(str, sorted(shards)))})
+
+
+def worse(had: LodeqError | None, error: LodeqError) -> LodeqError:
+    """Which of the errors of two parts is raised: the first, but rather one that is unknown.
+
+    Who is refused has nothing to look for.
+    """
+    return error if had is None or isinstance(error, CommitUnknownError) else had

@@ -28,7 +28,7 @@ from .entries import (
 )
 from .exchange import FramedExchange, Roles, Slot
 from .layout import FrameSizeError, Op
-from .target import SILENCE_S, TRIES, FramedTarget
+from .target import SILENCE_S, TRIES, Doubt, FramedTarget
 
 __all__ = ["SyncFramedConnection", "SyncFramedLink"]
 
@@ -408,8 +408,12 @@ class SyncFramedLink:
                     found.retire()
             return found
 
-    def send(self, call: Call) -> Any:
+    def send(self, call: Call, doubt: Doubt | None = None) -> Any:
         """Send a call and return the document of its answer, or raise the error in it.
+
+        Args:
+            call: what is asked.
+            doubt: is told if the answer was lost and it is sent again.
 
         Raises:
             NotSpokenError, TooLargeError: it was not sent: use HTTP.
@@ -421,8 +425,11 @@ class SyncFramedLink:
             except AnswerLostError as exc:
                 if self._is_closed:
                     raise ClosedError(CLOSED) from exc
+                error = self.target.lost(call, exc)
                 if is_last or isinstance(exc, SilentError):
-                    raise self.target.lost(call, exc) from exc
+                    raise error from exc
+                if doubt is not None:
+                    doubt.of(error)
         raise InvariantError("the last try neither returned nor raised")
 
     def _ask(self, call: Call, document: bytes | None) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from math import inf
 from typing import Any, Final, cast
 
@@ -413,7 +414,7 @@ class FramedConnection(asyncio.Protocol):
     # -- the end ---------------------------------------------------------------------------
 
     def lose(self, error: Exception) -> None:
-        """End the connection; whoever waits gets the error."""
+        """End the connection; whoever waits gets the error, each its own: it carries receipts."""
         self.is_open = False
         self.is_paused = False
         self._resumed.set()
@@ -426,7 +427,7 @@ class FramedConnection(asyncio.Protocol):
         pending, self._pending = self._pending, {}
         for future in pending.values():
             if not future.done():
-                future.set_exception(error)
+                future.set_exception(copy(error))
         self._parts.clear()
         self._out.clear()
         self._handles.clear()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from copy import copy
 from typing import Any
 
 from ...errors import ClosedError, InvariantError
 from ..calls import CLOSED, FORM, Call
 from .connection import FramedConnection
 from .entries import AnswerLostError, NotBegunError, SilentError, read_answer
-from .target import TRIES, FramedTarget, GivenUp
+from .target import TRIES, Doubt, FramedTarget, GivenUp
 
 __all__ = ["FramedLink"]
 
@@ -65,7 +66,8 @@ class FramedLink:
             await asyncio.wait([opening])
             if opening.cancelled():
                 raise ClosedError(CLOSED)
-            opening.result()
+            if (error := opening.exception()) is not None:
+                raise copy(error) from error  # others who wait raise it too, with their receipts
         raise self.target.closing()
 
     def _opened(self, task: asyncio.Task[FramedConnection]) -> None:
@@ -86,8 +88,12 @@ class FramedLink:
             raise self.target.unreached(exc) from exc
         return connection
 
-    async def send(self, call: Call) -> Any:
+    async def send(self, call: Call, doubt: Doubt | None = None) -> Any:
         """Send a call and return the document of its answer, or raise the error in it.
+
+        Args:
+            call: what is asked.
+            doubt: is told if the answer was lost and it is sent again.
 
         Raises:
             NotSpokenError, TooLargeError: it was not sent: use HTTP.
@@ -96,8 +102,11 @@ class FramedLink:
             try:
                 return await self._ask(call)
             except AnswerLostError as exc:
+                error = self.target.lost(call, exc)
                 if is_last or isinstance(exc, SilentError):
-                    raise self.target.lost(call, exc) from exc
+                    raise error from exc
+                if doubt is not None:
+                    doubt.of(error)
         raise InvariantError("the last try neither returned nor raised")
 
     async def _ask(self, call: Call) -> Any:

@@ -32,7 +32,7 @@ from .entries import (
 from .exchange import FramedExchange, Roles, Slot
 from .forks import cut, watch_forks
 from .layout import FrameSizeError, Op
-from .target import SILENCE_S, TRIES, FramedTarget, GivenUp
+from .target import SILENCE_S, TRIES, Doubt, FramedTarget, GivenUp
 
 __all__ = ["SharedConnection", "SharedLink"]
 
@@ -410,8 +410,12 @@ class SharedLink:
             self._retired.append(old)
             await old.retire()
 
-    async def send(self, call: Call) -> Any:
+    async def send(self, call: Call, doubt: Doubt | None = None) -> Any:
         """Send a call and return the document of its answer, or raise the error in it.
+
+        Args:
+            call: what is asked.
+            doubt: is told if the answer was lost and it is sent again.
 
         Raises:
             NotSpokenError, TooLargeError: it was not sent: use HTTP.
@@ -421,8 +425,11 @@ class SharedLink:
             try:
                 return await self._ask(call, document)
             except AnswerLostError as exc:
+                error = self.target.lost(call, exc)
                 if is_last or isinstance(exc, SilentError):
-                    raise self.target.lost(call, exc) from exc
+                    raise error from exc
+                if doubt is not None:
+                    doubt.of(error)
         raise InvariantError("the last try neither returned nor raised")
 
     async def _ask(self, call: Call, document: bytes | None) -> Any:

@@ -1,20 +1,63 @@
-"""Where a link leads, and the errors of one that is lost."""
+"""Where a link leads, the errors of one that is lost, and what a second try may say."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from math import inf
-from typing import Final, NamedTuple
+from types import TracebackType
+from typing import Final, NamedTuple, Self
 
-from ...errors import CommitUnknownError, LodeqError, UnreachableError
+from ...errors import (
+    BusyError,
+    CommitUnknownError,
+    LodeqError,
+    NotLeaderError,
+    StorageError,
+    UnreachableError,
+)
 from ..calls import Call
 
-__all__ = ["SILENCE_S", "TRIES", "FramedTarget", "GivenUp"]
+__all__ = ["SILENCE_S", "TRIES", "Doubt", "FramedTarget", "GivenUp"]
 
 TRIES: Final = 8  # with a server that closes before anything is begun
 SILENCE_S: Final = 1.0  # in which a server that has been asked something sends nothing
 # Whether a server that has sent nothing for that long is to be given up: another has its place.
 GivenUp = Callable[[], Awaitable[bool]]
+_NOT_WRITTEN: Final = BusyError, NotLeaderError, StorageError  # UnreachableError is a BusyError
+
+
+class Doubt:
+    """Around the tries of one call: one whose answer was lost may have been done.
+
+    Where a later try finds nobody, or is not taken, what is raised is that it is unknown, not that
+    nothing was done.
+
+    Attributes:
+        unknown: of the first try whose answer was lost.
+    """
+
+    def __init__(self) -> None:
+        self.unknown: CommitUnknownError | None = None
+
+    def of(self, error: LodeqError) -> None:
+        """The answer of a try was lost; of one that only reads nothing is unknown."""
+        if self.unknown is None and isinstance(error, CommitUnknownError):
+            self.unknown = error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, CommitUnknownError):
+            return
+        if self.unknown is not None and isinstance(error, _NOT_WRITTEN):
+            self.unknown.receipts = error.receipts or self.unknown.receipts
+            raise self.unknown from error
 
 
 class FramedTarget(NamedTuple):

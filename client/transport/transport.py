@@ -49,7 +49,7 @@ try:
     from .line import Lane, Line, SyncLine, delays
     from .shared_link import SharedLink
     from .socket_path import absolute_url
-    from .target import FramedTarget, GivenUp
+    from .target import Doubt, FramedTarget, GivenUp
     from .upload import Upload
 except ImportError as exc:
     raise UsageError('a client needs an extra: pip install "lodeq[http]"') from exc
@@ -342,7 +342,8 @@ class Transport:
         with CancelScope() as scope:
             self._pending.add(scope)
             try:
-                return await self._send(call)
+                with Doubt() as doubt:
+                    return await self._send(call, doubt)
             finally:
                 self._pending.discard(scope)
         raise ClosedError(CLOSED)
@@ -404,11 +405,11 @@ class Transport:
             raise upload.error
         return _read(_answer_of(response, content), is_closed=self._is_closed)
 
-    async def _send(self, call: Call) -> Any:
+    async def _send(self, call: Call, doubt: Doubt) -> Any:
         is_framed = True
         if self._framed is not None:
             try:
-                return await self._over_link(call)
+                return await self._over_link(call, doubt)
             except (NotSpokenError, TooLargeError):
                 is_framed = False
             except BusyError as error:
@@ -418,7 +419,7 @@ class Transport:
         await line.enter(call.wait_s)
         is_answered = False
         try:
-            answer = await self._till_begun(call, is_framed)
+            answer = await self._till_begun(call, is_framed, doubt)
             is_answered = True
         except LodeqError as error:
             is_answered = not isinstance(error, _NO_ANSWER)
@@ -427,42 +428,44 @@ class Transport:
             line.leave(is_answered=is_answered)
         return answer
 
-    async def _till_begun(self, call: Call, is_framed: bool) -> Any:
+    async def _till_begun(self, call: Call, is_framed: bool, doubt: Doubt) -> Any:
         """Send it, again where the server has refused it before it looked at it."""
         for delay_s in delays(self.target.timeout_s):
             try:
-                return await self._once(call, is_framed)
+                return await self._once(call, is_framed, doubt)
             except BusyError as error:
                 if not error.not_begun:
                     raise
             await sleep(delay_s)
-        return await self._once(call, is_framed)
+        return await self._once(call, is_framed, doubt)
 
-    async def _over_link(self, call: Call) -> Any:
+    async def _over_link(self, call: Call, doubt: Doubt) -> Any:
         """Send it over the link. Raises as ``FramedLink.send``."""
         framed = self._framed
         if framed is None:
             raise NotSpokenError
         try:
-            return await framed.send(call)
+            return await framed.send(call, doubt)
         except NotSpokenError as exc:  # an older server, or one that stops: nothing was sent
             if exc.is_certain and self._framed is framed:
                 self._framed = None
                 await framed.aclose()
             raise
 
-    async def _once(self, call: Call, is_framed: bool) -> Any:
+    async def _once(self, call: Call, is_framed: bool, doubt: Doubt) -> Any:
         if is_framed and self._framed is not None:
             try:
-                return await self._over_link(call)
+                return await self._over_link(call, doubt)
             except (NotSpokenError, TooLargeError):
                 pass
         for is_last in (not call.is_repeatable, True):
             try:
                 answer = await self._ask(call)
             except (httpx.HTTPError, LostError, OSError) as exc:
+                error = self.target.lost(call, exc)
                 if is_last or not isinstance(exc, _LOST):
-                    raise self.target.lost(call, exc) from exc
+                    raise error from exc
+                doubt.of(error)
             else:
                 return _read(answer, is_closed=self._is_closed)
         raise InvariantError("the last try neither returned nor raised")
@@ -553,10 +556,14 @@ class SyncTransport:
         """Send a request; return the answer's document or raise the error in it."""
         if self._is_closed:
             raise ClosedError(CLOSED)
+        with Doubt() as doubt:
+            return self._send(call, doubt)
+
+    def _send(self, call: Call, doubt: Doubt) -> Any:
         is_framed = True
         if self._framed is not None:
             try:
-                return self._over_link(call)
+                return self._over_link(call, doubt)
             except (NotSpokenError, TooLargeError):
                 is_framed = False
             except BusyError as error:
@@ -566,7 +573,7 @@ class SyncTransport:
         line.enter(call.wait_s)
         is_answered = False
         try:
-            answer = self._till_begun(call, is_framed)
+            answer = self._till_begun(call, is_framed, doubt)
             is_answered = True
         except LodeqError as error:
             is_answered = not isinstance(error, _NO_ANSWER)
@@ -610,47 +617,47 @@ class SyncTransport:
             raise upload.error
         return _read(_answer_of(response, content), is_closed=self._is_closed)
 
-    def _till_begun(self, call: Call, is_framed: bool) -> Any:
+    def _till_begun(self, call: Call, is_framed: bool, doubt: Doubt) -> Any:
         for delay_s in delays(self.target.timeout_s):
             try:
-                return self._once(call, is_framed)
+                return self._once(call, is_framed, doubt)
             except BusyError as error:
                 if not error.not_begun:
                     raise
             self._closing.wait(delay_s)
-        return self._once(call, is_framed)
+        return self._once(call, is_framed, doubt)
 
-    def _over_link(self, call: Call) -> Any:
+    def _over_link(self, call: Call, doubt: Doubt) -> Any:
         framed = self._framed
         if framed is None:
             raise NotSpokenError
         try:
-            return framed.send(call)
+            return framed.send(call, doubt)
         except NotSpokenError as exc:
             if exc.is_certain:
                 self._framed = None
             raise
 
-    def _once(self, call: Call, is_framed: bool) -> Any:
+    def _once(self, call: Call, is_framed: bool, doubt: Doubt) -> Any:
         if is_framed and self._framed is not None:
             try:
-                return self._over_link(call)
+                return self._over_link(call, doubt)
             except (NotSpokenError, TooLargeError):
                 pass
         if self._given is not None:
-            return self._ask(self._given, call)
+            return self._ask(self._given, call, doubt)
         try:
             transport = self._idle.pop()
         except IndexError:
             transport = httpx.HTTPTransport(**self.target.transport_options())
         try:
-            return self._ask(transport, call)
+            return self._ask(transport, call, doubt)
         finally:
             self._idle.append(transport)
             if self._is_closed or len(self._idle) > _IDLE_MAX:
                 self._close_idle(0 if self._is_closed else _IDLE_MAX)
 
-    def _ask(self, transport: httpx.BaseTransport, call: Call) -> Any:
+    def _ask(self, transport: httpx.BaseTransport, call: Call, doubt: Doubt) -> Any:
         for is_last in (not call.is_repeatable, True):
             if self._is_closed:
                 raise ClosedError(CLOSED)
@@ -663,8 +670,10 @@ class SyncTransport:
             except httpx.HTTPError as exc:
                 if self._is_closed:
                     raise ClosedError(CLOSED) from exc
+                error = self.target.lost(call, exc)
                 if is_last or not isinstance(exc, _LOST):
-                    raise self.target.lost(call, exc) from exc
+                    raise error from exc
+                doubt.of(error)
             else:
                 return _read(_answer_of(response, content), is_closed=self._is_closed)
         raise InvariantError("the last try neither returned nor raised")

@@ -15,16 +15,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
+from ....engine.runtime.clock import SystemClock
 from ....engine.runtime.ids import SystemRng
 from ....errors import LodeqError, NotLeaderError, UnreachableError
 from ... import calls
 from ...calls import CANCEL_CLAIM_S, CLAIM_ID_BYTES, Call
+from ...cluster.target import Patience
 from .nodes import STALE_S, SyncNodes
 from .together import Take, at_last, first_true, pause
 
 __all__ = ["claim", "claim_in_turn", "take_back"]
 
 _rng: Final = SystemRng()
+_mono = SystemClock.mono
 DEAD_LOOK_S: Final = 1.0  # between two looks of a claim that waits for dead letters
 
 
@@ -70,7 +73,17 @@ def claim_in_turn(nodes: SyncNodes, doc: Mapping[str, Any], take: Take) -> list[
             return take(order[0], doc["limit"], wait_s)
         except (NotLeaderError, UnreachableError):
             order = nodes.leaders()
-    leases = _sweep(nodes, doc["limit"], take, order)
+    patience, give_up = Patience(nodes.patience_s), _mono() + nodes.patience_s
+    while True:
+        try:
+            leases = _sweep(nodes, doc["limit"], take, order)
+            break
+        except (NotLeaderError, UnreachableError):  # nobody has answered: an election, it may be
+            if _mono() >= give_up:
+                raise
+            nodes.topology.is_stale = True
+            pause(patience.next_s())
+            order = nodes.leaders()
     order = nodes.topology.leading() or order
     if not leases and wait_s > 0 and doc.get("dead"):  # nobody is told when a task dies elsewhere
         pause(min(wait_s, DEAD_LOOK_S))
@@ -105,7 +118,12 @@ def _sweep(nodes: SyncNodes, limit: int, take: Take, order: list[str]) -> list[A
             if len(leases) >= limit:
                 return leases
         if is_moved:
-            nodes.refresh()
+            try:
+                nodes.refresh()
+            except LodeqError:
+                if not leases:
+                    raise
+                return leases
         order = [one for one in nodes.topology.leading() if one not in asked] if is_moved else []
         asked.update(order)
     if failure is not None and not n_answers:

@@ -20,8 +20,9 @@ from ....repository.model.task_options import CONFLICT_DEFAULT
 from ....repository.model.values import NewTask, Receipt
 from ... import calls
 from ...calls import CLAIM_ID_BYTES, FORM, PackedTask, QueueTemplate, Session, packed_tasks
-from ...cluster.target import Doubt
+from ...cluster.target import worse
 from ...documents.records import Granted, receipt_of
+from ...transport.target import Doubt
 from ..fast_calls import SyncFastCalls
 from .claims import claim_in_turn, take_back
 from .nodes import STALE_S, SyncNodes
@@ -197,10 +198,10 @@ class SyncClusterFastCalls:
                     unsure += left
                     continue
                 calls.place_among(got, places)
-                if failure is None or isinstance(got, CommitUnknownError):
-                    failure = got  # rather than a refusal: who is refused has nothing to look for
+                failure = worse(failure, got)
             if failure is not None:
                 self._enqueue_rest(template, tasks, receipts, sorted(unsure))
+                doubt.unknown = None  # there is none left
                 failure.receipts = receipts
                 raise failure
             if doubt.unknown is None and not any(receipts):
@@ -358,7 +359,7 @@ class SyncClusterFastCalls:
 
     # -- leases ------------------------------------------------------------------------
 
-    def complete(self, lease: Granted, result: Any, keep: bool) -> bool:
+    def complete(self, lease: Granted, result: Any, keep: bool, doubt: Doubt) -> bool:
         """See ``FastCalls.complete``: at the leader of its shard."""
         node = self._leader(lease.task_id)
         fast = None if node is None else self._at(node)
@@ -367,7 +368,7 @@ class SyncClusterFastCalls:
         call = object()
         self._nodes.under_way.add(call)
         try:
-            return fast.complete(lease, result, keep)
+            return fast.complete(lease, result, keep, doubt)
         except LodeqError as error:
             self._nodes.note(node, error)
             if isinstance(error, NotLeaderError | UnreachableError):
@@ -404,8 +405,11 @@ class SyncClusterFastCalls:
                 found[n] = one
         return found
 
-    def complete_many(self, pairs: Sequence[tuple[Granted, Any]]) -> dict[int, str] | None:
+    def complete_many(
+        self, pairs: Sequence[tuple[Granted, Any]], doubt: Doubt
+    ) -> dict[int, str] | None:
         """See ``FastCalls.complete_many``: each at the leader of its shard, all at once."""
+        del doubt  # each part has its own
         groups = self._by_leader(lease for lease, _ in pairs)
         if groups is None:
             return None
@@ -417,7 +421,7 @@ class SyncClusterFastCalls:
         failure: LodeqError | None = None
         for (_, places), got in zip(parts, gather(asks), strict=True):
             if isinstance(got, LodeqError):
-                failure = failure or got
+                failure = worse(failure, got)
             else:
                 lost |= {places[n]: why for n, why in got.items()}
         if failure is not None:
@@ -428,19 +432,20 @@ class SyncClusterFastCalls:
         """End the leases of one node; the general way, where the short one is closed."""
         fast = self._at(node)
         lost: dict[int, str] | None = None
-        try:
-            if fast is not None:
-                lost = fast.complete_many(pairs)
-        except (NotLeaderError, UnreachableError) as error:
-            self._nodes.note(node, error)
-        except CommitUnknownError as error:
-            self._nodes.note(node, error)
-            raise
-        if lost is not None:
-            return lost
-        lost, at = {}, 0
-        for call, n in calls.complete_many(self._session, pairs, None):
-            answer = (self._send(call))["lost"]
-            lost |= {at + int(place): why for place, why in answer.items()}
-            at += n
+        with Doubt() as doubt:
+            try:
+                if fast is not None:
+                    lost = fast.complete_many(pairs, doubt)
+            except (NotLeaderError, UnreachableError) as error:
+                self._nodes.note(node, error)
+            except CommitUnknownError as error:
+                self._nodes.note(node, error)
+                raise
+            if lost is not None:
+                return lost
+            lost, at = {}, 0
+            for call, n in calls.complete_many(self._session, pairs, None):
+                answer = (self._send(call))["lost"]
+                lost |= {at + int(place): why for place, why in answer.items()}
+                at += n
         return lost

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from ....engine.runtime.clock import SystemClock
 from ....errors import (
+    BusyError,
     ClosedError,
     CommitUnknownError,
     LodeqError,
@@ -26,8 +27,9 @@ from ....errors import (
     UsageError,
 )
 from ...calls import CLOSED, Call
-from ...cluster.target import ClusterTarget, Doubt, Patience
+from ...cluster.target import ClusterTarget, Patience
 from ...cluster.topology import Topology
+from ...transport.target import Doubt
 from ...transport.transport import SyncTransport
 from .together import closed, gather, pause
 
@@ -187,7 +189,7 @@ class SyncNodes:
             is_needed: raise if no node tells it, although an old one is there.
 
         Raises:
-            UnreachableError: no node answers, and there is no map yet.
+            BusyError: no node answers, and there is no map yet.
             AccessDeniedError: the token is wrong. UsageError: these are no nodes of one cluster.
         """
         topology, now = self.topology, _mono()
@@ -207,8 +209,9 @@ class SyncNodes:
             try:
                 topology.take(self._asker(node).send(MAP), node)
                 is_told = True
-            except UnreachableError as error:
-                topology.doubt(node, _mono() + DOUBT_S)
+            except BusyError as error:  # it has too many callers, or is not there
+                if isinstance(error, UnreachableError):
+                    topology.doubt(node, _mono() + DOUBT_S)
                 failure = failure or error
             except UsageError as error:
                 if topology.shards:

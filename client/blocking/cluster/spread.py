@@ -23,7 +23,8 @@ from ....repository.model.task_options import CONFLICT_DEFAULT
 from ....repository.model.values import Receipt
 from ...calls import REDRIVE_ERRORS, Call
 from ...cluster.merge import found
-from ...cluster.target import Doubt, Patience, scoped
+from ...cluster.target import Patience, scoped, worse
+from ...transport.target import Doubt
 from .nodes import MAP, SyncNodes
 from .together import gather, pause
 
@@ -49,7 +50,8 @@ def whole(nodes: SyncNodes, call: Call, merge: Callable[[Call, Docs], Any]) -> A
 
     Raises:
         IncompleteError: the leaders of some shards were not found in time.
-        LodeqError: what a leader refused, once all others have answered.
+        LodeqError: what a leader refused, once all others have answered; rather that the outcome
+            of one is unknown.
     """
     nodes.refresh()
     left = set(range(nodes.topology.shards))
@@ -68,7 +70,7 @@ def whole(nodes: SyncNodes, call: Call, merge: Callable[[Call, Docs], Any]) -> A
             elif isinstance(outcome, UnreachableError):
                 last = outcome
             elif isinstance(outcome, LodeqError):
-                failure = failure or outcome
+                failure = worse(failure, outcome)
                 left -= set(shards)
             else:
                 answers.append(outcome)
@@ -196,6 +198,8 @@ def redrive(nodes: SyncNodes, call: Call) -> Any:
             redriven += outcome["redriven"]
         elif problem is None or isinstance(problem, REDRIVE_ERRORS):
             problem = outcome  # what says more than that one task could not be
+        else:
+            problem = worse(problem, outcome)
     if problem is not None:
         raise problem
     return {"redriven": redriven}
@@ -211,7 +215,8 @@ def split(nodes: SyncNodes, call: Call) -> Any:
     lost by that.
 
     Raises:
-        LodeqError: of the first part that failed, once all others are answered.
+        LodeqError: of the first part that failed, once all others are answered; rather of one
+            whose outcome is unknown.
     """
     nodes.refresh()
     leases = call.doc["leases"]
@@ -241,7 +246,7 @@ def split(nodes: SyncNodes, call: Call) -> Any:
         if isinstance(outcome, LodeqError):
             is_unknown = is_beat and isinstance(outcome, _NO_ANSWER)
             unknown += places if is_unknown else ()
-            failure = failure or (None if is_unknown else outcome)
+            failure = failure if is_unknown else worse(failure, outcome)
             continue
         lost |= {str(places[int(n)]): why for n, why in outcome["lost"].items()}
         unknown += [places[n] for n in outcome.get("unknown", ())]
@@ -395,7 +400,11 @@ def enqueue(nodes: SyncNodes, call: Call) -> Any:
                 is_unsure = True
                 last = error
             except LodeqError as error:
-                failure = failure or batch.failed(error, places)
+                batch.failed(error, places)
+                if is_unsure and doubt.unknown is not None:
+                    error = doubt.unknown  # it may have been taken the first time
+                if failure is None or is_unsure:
+                    failure = error
                 work = [one for one in work if one[3]]
                 continue
             if not rest:

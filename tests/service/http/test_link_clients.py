@@ -379,7 +379,7 @@ class Gone:
         self.is_certain = is_certain
         self.closed = 0
 
-    async def send(self, call):
+    async def send(self, call, doubt):
         await anyio.lowlevel.checkpoint()
         raise NotSpokenError(is_certain=self.is_certain)
 

@@ -284,3 +284,30 @@ async def test_of_documents_lost_ones_are_settled_too(monkeypatch):
         assert [one is not None for one in caught.value.receipts] == [True] + [False] * 9
         assert caught.value.receipts[0].duplicate
         assert len(lost) == 1
+
+
+@older
+async def test_a_lost_one_that_is_refused_then_may_have_happened(monkeypatch, is_older):
+    """Nothing was written, a refusal says; that is true of the second try alone."""
+    async with cluster() as nodes, client(nodes) as engine:
+        mail = engine.queue("mail")
+        for n in range(6):
+            await mail.enqueue(n)
+        answers = [lodeq.CommitUnknownError("lost"), lodeq.BusyError("full")]
+
+        async def refuse(self, *args):
+            raise answers.pop(0)
+
+        if is_older:
+            engine.fast = None
+        for path in ("enqueue_with", "enqueue_many"):
+            monkeypatch.setattr(FastCalls, path, refuse)
+        monkeypatch.setattr(engine._transport.nodes, "ask", lambda node, call: refuse(node))
+        with pytest.raises(lodeq.CommitUnknownError, match="lost"):
+            await mail.enqueue(b"x", dedup_key="k")
+        assert answers == []
+        answers += [lodeq.CommitUnknownError("lost"), lodeq.BusyError("full")]
+        with pytest.raises(lodeq.CommitUnknownError, match="lost") as caught:
+            await mail.enqueue_many([NewTask(b"x", dedup_key="k", priority=3)])
+        assert answers == []
+        assert caught.value.receipts == [None]
