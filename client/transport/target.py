@@ -36,6 +36,8 @@ class Doubt:
         unknown: of the first try whose answer was lost.
     """
 
+    __slots__ = ("unknown",)
+
     def __init__(self) -> None:
         self.unknown: CommitUnknownError | None = None
 
