@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from ...engine.runtime.clock import SystemClock
 from ...engine.runtime.ids import SystemRng
 from ...errors import LodeqError, NotLeaderError, UnreachableError
 from .. import calls
@@ -26,7 +25,6 @@ from .together import Take, at_last, first_true, pause
 __all__ = ["claim", "claim_in_turn", "take_back"]
 
 _rng: Final = SystemRng()
-_mono = SystemClock.mono
 DEAD_LOOK_S: Final = 1.0  # between two looks of a claim that waits for dead letters
 
 
@@ -72,13 +70,13 @@ async def claim_in_turn(nodes: Nodes, doc: Mapping[str, Any], take: Take) -> lis
             return await take(order[0], doc["limit"], wait_s)
         except (NotLeaderError, UnreachableError):
             order = await nodes.leaders()
-    patience, give_up = Patience(nodes.patience_s), _mono() + nodes.patience_s
+    patience = Patience(nodes.patience_s)
     while True:
         try:
             leases = await _sweep(nodes, doc["limit"], take, order)
             break
         except (NotLeaderError, UnreachableError):  # nobody has answered: an election, it may be
-            if _mono() >= give_up:
+            if patience.is_over:
                 raise
             nodes.topology.is_stale = True
             await pause(patience.next_s())

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from ....engine.runtime.clock import SystemClock
 from ....engine.runtime.ids import SystemRng
 from ....errors import LodeqError, NotLeaderError, UnreachableError
 from ... import calls
@@ -27,7 +26,6 @@ from .together import Take, at_last, first_true, pause
 __all__ = ["claim", "claim_in_turn", "take_back"]
 
 _rng: Final = SystemRng()
-_mono = SystemClock.mono
 DEAD_LOOK_S: Final = 1.0  # between two looks of a claim that waits for dead letters
 
 
@@ -73,13 +71,13 @@ def claim_in_turn(nodes: SyncNodes, doc: Mapping[str, Any], take: Take) -> list[
             return take(order[0], doc["limit"], wait_s)
         except (NotLeaderError, UnreachableError):
             order = nodes.leaders()
-    patience, give_up = Patience(nodes.patience_s), _mono() + nodes.patience_s
+    patience = Patience(nodes.patience_s)
     while True:
         try:
             leases = _sweep(nodes, doc["limit"], take, order)
             break
         except (NotLeaderError, UnreachableError):  # nobody has answered: an election, it may be
-            if _mono() >= give_up:
+            if patience.is_over:
                 raise
             nodes.topology.is_stale = True
             pause(patience.next_s())
