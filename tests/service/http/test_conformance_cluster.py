@@ -27,17 +27,22 @@ MODULES = (
 NOT_IN_A_CLUSTER = {
     "test_filters_that_are_refused",  # needs no engine
     "test_fenced_off_from_other_threads",
-    # Priorities and the order of tasks are exact within a node.
-    "test_another_priority_in_the_same_order",
-    "test_lists",
-    "test_nack_sends_to_the_tail_and_counts",
-    "test_tasks_come_by_priority_then_in_order",
-    "test_waiting_claims_are_served_in_turn",
     "test_bodies_of_todays_format_need_no_migration",  # of a node's files
     # Each leader has its share of a limit.
     "test_no_more_are_leased_at_once_than_the_concurrency",
     "test_waiting_claims_are_served_when_a_limit_is_raised",
     "test_settings_outlive_the_engine",  # this cluster is in memory
+}
+# Priorities and the order of tasks are exact within a node: here one of them leads all shards.
+OF_ONE_LEADER = {
+    "test_another_priority_in_the_same_order",
+    "test_ended_tasks_of_all_queues_are_one_pass",
+    "test_lists",
+    "test_nack_sends_to_the_tail_and_counts",
+    "test_purge",
+    "test_release_keeps_the_place_and_the_count",
+    "test_tasks_come_by_priority_then_in_order",
+    "test_waiting_claims_are_served_in_turn",
 }
 for _module in MODULES:
     for _name in dir(_module):
@@ -69,8 +74,10 @@ def store():
 
 
 @pytest.fixture
-def opening(shards):
+def opening(shards, request):
+    leaders = [0] * shards if request.node.originalname in OF_ONE_LEADER else None
+
     def opening(**options):
-        return ClusterOpening(shards=shards, **options)
+        return ClusterOpening(shards=shards, leaders=leaders, **options)
 
     return opening
