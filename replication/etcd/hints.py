@@ -70,19 +70,19 @@ class Hints:
             hints: what that returned.
             is_added: whether the append took effect, as far as its answer says.
         """
-        if not is_added:  # its hints are not there; of what it adds nobody knows
-            unwritten = {shard: last for shard, last in hints.items() if shard not in added}
-        else:
-            unwritten = {} if hints else dict(added)
-        for shard, last in unwritten.items():
-            self.owe(shard, last)
         if is_added and hints:
             for shard, last in added.items():
                 if self._owed.get(shard, last + 1) <= last:
                     del self._owed[shard]
+            return
+        unwritten = added
+        if not is_added:  # its hints are not there; of what it adds nobody knows
+            unwritten = {shard: last for shard, last in hints.items() if shard not in added}
+        for shard, last in unwritten.items():
+            self.owe(shard, last)
 
     def _take_owed(self, shards: Iterable[int]) -> dict[int, int]:
-        """What is owed of these, which counts as written from now on."""
+        """Take the hints that these are owed: they count as written from now on."""
         taken = {shard: self._owed.pop(shard) for shard in shards}
         self._written = self._clock.mono()
         if self._timer is not None:
@@ -93,7 +93,7 @@ class Hints:
         return taken
 
     def owe(self, shard: int, last: int) -> None:
-        """Owe a hint of an entry that is there, unless it is known that one was written."""
+        """Owe a hint of an entry that is there, and of which none was written for sure."""
         if self._is_closed:
             return
         self._owed[shard] = max(last, self._owed.get(shard, 0))

@@ -113,7 +113,7 @@ async def test_a_claim_of_a_thread_asks_no_further_node_once_its_client_closes(m
 
 
 async def test_a_claim_asks_no_further_node_once_its_client_closes(monkeypatch):
-    """What that granted would be nobody's: those under way have been taken back by then."""
+    """Its grants would be nobody's: claims under way have been taken back by then."""
     async with cluster() as nodes, client(nodes) as engine:
         mail = engine.queue("mail")
         for n in range(6):

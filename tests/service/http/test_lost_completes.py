@@ -34,23 +34,6 @@ def no_lingering(monkeypatch):
     monkeypatch.setattr(linked, "LINGER_S", 0.0)
 
 
-@pytest.fixture
-def cut(monkeypatch):
-    """Answers to be cut off: each ends its connection in place of the answer."""
-    left = [0]
-    real = linked.LinkConnection.answer
-
-    def answer(self, *args):
-        if left[0]:
-            left[0] -= 1
-            self._abort()
-        else:
-            real(self, *args)
-
-    monkeypatch.setattr(linked.LinkConnection, "answer", answer)
-    return left
-
-
 def refusing(engine, refusal):
     async def send(call):
         raise refusal

@@ -32,23 +32,6 @@ async def inner():
         yield engine
 
 
-@pytest.fixture
-def cut(monkeypatch):
-    """Answers to be cut off: each ends its connection in place of the answer."""
-    left = [0]
-    real = linked.LinkConnection.answer
-
-    def answer(self, *args):
-        if left[0]:
-            left[0] -= 1
-            self._abort()
-        else:
-            real(self, *args)
-
-    monkeypatch.setattr(linked.LinkConnection, "answer", answer)
-    return left
-
-
 @older
 async def test_a_lost_enqueue_may_have_happened(inner, cut, monkeypatch, is_older):
     if is_older:
