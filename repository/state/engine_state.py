@@ -23,7 +23,7 @@ from ...engine.records.rows import IndexRow, encode_index_row
 from ...engine.records.workflow import HELD_MS
 from ...engine.runtime.clock import Clock, nanoseconds
 from ...engine.runtime.event_loop import Future, Spawner
-from ...engine.runtime.ids import IdSource, first_slot_of, shard_of, shard_of_slot
+from ...engine.runtime.ids import IdSource, shard_of, shard_of_slot
 from ...errors import (
     BusyError,
     ClosedError,
@@ -431,14 +431,9 @@ class EngineState:
                 raise self.refusal()
             home.stayed += tasks
             return self.ids.slot_within(home.first_slot, home.slots)
-        for _ in range(64):
-            slot = self.ids.slot()
-            if self.shard_of_slot(slot).coalescer.status <= STALLED:
-                return slot
-        for shard in self.shards:
-            if shard.coalescer.status <= STALLED:
-                return first_slot_of(shard.index, len(self.shards))
-        raise self.refusal()
+        if self.shards[0].coalescer.status > STALLED:
+            raise self.refusal()
+        return self.ids.slot()
 
     def healthy_id(self, now_ms: int) -> bytes:
         """An id in such a slot."""
@@ -448,11 +443,9 @@ class EngineState:
                 raise self.refusal()
             home.stayed += 1
             return self.ids.new_within(now_ms, home.first_slot, home.slots)
-        for _ in range(64):
-            task_id = self.ids.new_unkeyed(now_ms)
-            if self.shard_of(task_id).coalescer.status <= STALLED:
-                return task_id
-        return self.ids.new(now_ms, self.healthy_slot())
+        if self.shards[0].coalescer.status > STALLED:
+            raise self.refusal()
+        return self.ids.new_unkeyed(now_ms)
 
     def refusal(self) -> LodeqError:
         """Why no shard serves: all are poisoned, or (replicated) not led, or not known to be."""

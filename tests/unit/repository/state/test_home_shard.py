@@ -187,6 +187,19 @@ async def test_only_a_store_without_a_shard_that_takes_writes_refuses(state: Eng
         state.healthy_id(1)
 
 
+async def test_a_store_of_one_shard_that_takes_nothing_refuses_and_draws_no_id() -> None:
+    async with open_in_memory(clock=ManualClock(), rng=SeededRng(7), reaper=False) as engine:
+        state = engine._state
+        state.healthy_id(1)
+        left = list(state.ids._tails)
+        state.shards[0].coalescer.enter(FAILED, StoragePoisonedError("gone"))
+        with pytest.raises(StoragePoisonedError):
+            state.healthy_slot()
+        with pytest.raises(StoragePoisonedError):
+            state.healthy_id(1)
+        assert state.ids._tails == left
+
+
 # -- slots -----------------------------------------------------------------------------
 
 
