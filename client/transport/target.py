@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, Self
 
 from ...errors import (
     BusyError,
+    ClosedError,
     CommitUnknownError,
     LodeqError,
     NotLeaderError,
@@ -23,7 +24,8 @@ TRIES: Final = 8  # with a server that closes before anything is begun
 SILENCE_S: Final = 1.0  # in which a server that has been asked something sends nothing
 # Whether a server that has sent nothing for that long is to be given up: another has its place.
 GivenUp = Callable[[], Awaitable[bool]]
-_NOT_WRITTEN: Final = BusyError, NotLeaderError, StorageError  # UnreachableError is a BusyError
+# An ``UnreachableError`` is a ``BusyError``.
+_NOT_WRITTEN: Final = BusyError, ClosedError, NotLeaderError, StorageError
 
 
 class Doubt:

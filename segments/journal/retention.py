@@ -51,7 +51,8 @@ class Retention:
         whole = {"bytes": self.bytes, "records": self.records, "files": self.files}
         check_bounds(self, self.seconds, **whole, files_min=self.files_min)
         bounds = (self.seconds, self.bytes, self.records)
-        if any(bound is not None and not bound >= 0 for bound in bounds) or self.files_min < 1:
+        keeps_none = self.files_min is None or self.files_min < 1
+        if any(bound is not None and not bound >= 0 for bound in bounds) or keeps_none:
             raise UsageError(f"{self!r}: bounds are not negative, and at least one file is kept")
         if self.files is not None and self.files < self.files_min:
             raise UsageError(f"{self!r}: files is at least files_min, {self.files_min}")

@@ -19,7 +19,12 @@ pytestmark = pytest.mark.anyio
 
 refusals = pytest.mark.parametrize(
     "refusal",
-    [lodeq.NotLeaderError("nobody"), lodeq.BusyError("full"), lodeq.StorageFullError("full")],
+    [
+        lodeq.NotLeaderError("nobody"),
+        lodeq.BusyError("full"),
+        lodeq.StorageFullError("full"),
+        lodeq.ClosedError("this client is closed"),
+    ],
     ids=lambda one: type(one).__name__,
 )
 

@@ -524,6 +524,7 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
         lambda: Roll(records=0),
         lambda: Retention(records=-1),
         lambda: Retention(files_min=0),
+        lambda: Retention(files_min=None),
         lambda: Retention(files=0),
         lambda: Retention(files=2, files_min=3),
     ):
