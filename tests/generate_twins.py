@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "client"
 TWINS = SOURCES / "blocking"
 GENERATED = (
-    *("cluster/claims", "cluster/fast_calls", "cluster/nodes", "cluster/spread"),
-    "cluster/transport",
+    *("cluster/claims", "cluster/enqueues", "cluster/fast_calls", "cluster/nodes"),
+    *("cluster/spread", "cluster/transport"),
     *("engine_calls", "fast_calls", "lease", "payload", "queue", "requests"),
 )
 BY_HAND = ("cluster/together", "connect", "engine", "leases", "waits")

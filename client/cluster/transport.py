@@ -9,10 +9,11 @@ from ...errors import ClosedError, PayloadTooLargeError, UsageError
 from ...repository.model.payload_sources import PayloadSource
 from ..calls import CLOSED, Call, Session
 from .claims import claim
+from .enqueues import enqueue
 from .fast_calls import ClusterFastCalls
 from .nodes import STALE_S, Nodes
 from .routes import Way, route_of
-from .spread import act, all_nodes, anywhere, enqueue, find, redrive, split, whole
+from .spread import act, all_nodes, anywhere, find, redrive, split, whole
 from .target import ClusterTarget, scoped
 
 __all__ = ["ClusterTransport"]

@@ -19,19 +19,17 @@ from ....errors import (
     UsageError,
 )
 from ....repository.model.filters import FILTER_STATES, Cursor, start_of
-from ....repository.model.task_options import CONFLICT_DEFAULT
-from ....repository.model.values import Receipt
 from ...calls import REDRIVE_ERRORS, Call
 from ...cluster.merge import found
 from ...cluster.target import Patience, scoped, worse
 from ...transport.target import Doubt
+from .enqueues import is_keyed
 from .nodes import MAP, SyncNodes
 from .together import gather, pause
 
-__all__ = ["act", "all_nodes", "anywhere", "enqueue", "find", "redrive", "split", "whole"]
+__all__ = ["act", "all_nodes", "anywhere", "find", "redrive", "split", "whole"]
 
 Docs = Sequence[Mapping[str, Any]]
-_AT: Final = re.compile(r"tasks\[(\d{1,9})\](.*)", re.DOTALL)
 _CURSOR: Final = re.compile(r"(\d{1,4}):(.*)", re.DOTALL)
 _NO_ANSWER: Final = NotLeaderError, UnreachableError, CommitUnknownError
 HEARTBEAT_S: Final = 5.0  # for a leader that does not answer, or is not there
@@ -272,7 +270,7 @@ def anywhere(nodes: SyncNodes, call: Call, first: str | None = None) -> Any:
         NotLeaderError, UnreachableError: nobody took it in time.
         CommitUnknownError: its answer was lost, and it has no key or nobody was found any more.
     """
-    is_repeatable = call.is_repeatable or _is_keyed(call.doc or {})
+    is_repeatable = call.is_repeatable or is_keyed(call.doc or {})
     patience = Patience(nodes.patience_s)
     node = first or (nodes.leaders())[0]
     with Doubt() as doubt:
@@ -294,132 +292,3 @@ def anywhere(nodes: SyncNodes, call: Call, first: str | None = None) -> Any:
             if following is None:
                 nodes.pass_on()
             node = following or (nodes.leaders())[0]
-
-
-def _is_keyed(task: Mapping[str, Any]) -> bool:
-    """Whether a task that is enqueued twice is there once, and neither is refused."""
-    is_default = task.get("on_conflict", CONFLICT_DEFAULT) == CONFLICT_DEFAULT
-    return task.get("dedup_key") is not None and is_default
-
-
-class _Batch:
-    """The tasks of one enqueue, and what came of them."""
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.tasks: list[Any] = call.doc["tasks"]
-        self.receipts: list[Any] = [None] * len(self.tasks)
-
-    def part(self, places: Sequence[int]) -> Call:
-        """The request for some of the tasks."""
-        doc = {**self.call.doc, "tasks": [self.tasks[n] for n in places]}
-        return self.call._replace(doc=doc)
-
-    def take(self, places: Sequence[int], receipts: Sequence[Any]) -> list[int]:
-        """Note what was enqueued; return the places of what was not."""
-        for n, receipt in zip(places, receipts, strict=False):
-            if receipt is not None:
-                self.receipts[n] = receipt
-        return [n for n in places if self.receipts[n] is None]
-
-    def is_keyed(self, places: Sequence[int]) -> bool:
-        """Whether all of these may be sent twice."""
-        return all(_is_keyed(self.tasks[n]) for n in places)
-
-    def failed(self, error: LodeqError, places: Sequence[int]) -> LodeqError:
-        """The error of a part as that of the whole."""
-        self.take(places, error.receipts or ())
-        named = _AT.match(str(error))
-        if isinstance(error, UsageError) and named is not None and int(named[1]) < len(places):
-            error.args = (f"tasks[{places[int(named[1])]}]{named[2]}", *error.args[1:])
-        error.receipts = [None if one is None else _receipt_of(one) for one in self.receipts]
-        return error
-
-
-def _receipt_of(one: Any) -> Receipt:
-    from ...documents.records import receipt_of  # noqa: PLC0415 - only where something failed
-
-    return one if isinstance(one, Receipt) else receipt_of(one)
-
-
-def _doc_of(one: Any) -> Any:
-    if not isinstance(one, Receipt):
-        return one
-    replaced = None if one.replaced is None else bytes(one.replaced)
-    return {"id": bytes(one.id), "duplicate": one.duplicate, "replaced": replaced}
-
-
-def enqueue(nodes: SyncNodes, call: Call) -> Any:
-    """Enqueue tasks: all at one node, and what it refuses at the leaders that it names.
-
-    Tasks with a key lie where the key says, which only a node can tell. Tasks that wait for others
-    are placed by the first of those.
-
-    Where some are refused, those whose answer was lost are still sent until there is one.
-
-    Raises:
-        LodeqError: its ``receipts`` are those of the tasks that were enqueued all the same.
-    """
-    batch = _Batch(call)
-    node = (nodes.leaders())[0]
-    work: list[tuple[str | None, list[int], int | None, bool]] = []
-    by_shard: dict[int | None, list[int]] = {}
-    for n, task in enumerate(batch.tasks):
-        after = None if call.doc.get("atomic") else task.get("after")
-        shard = nodes.topology.shard_of(after[0]) if after else None
-        by_shard.setdefault(shard, []).append(n)
-    for shard, places in by_shard.items():
-        work.append((node if shard is None else nodes.topology.leader(shard), places, shard, False))
-    failure: LodeqError | None = None
-    patience = Patience(nodes.patience_s)
-    with Doubt() as doubt:
-        while work:
-            at, places, shard, is_unsure = work.pop(0)
-            if at is None:  # nobody is known to lead it
-                try:
-                    at = (nodes.leaders())[0]
-                except LodeqError as error:
-                    raise batch.failed(error, places) from error
-            following: str | None = None
-            last: LodeqError
-            rest = places
-            try:
-                doc = nodes.ask(at, batch.part(places))
-                batch.take(places, doc["receipts"])
-                continue
-            except NotLeaderError as error:
-                rest = batch.take(places, error.receipts or ())
-                following, last = nodes.topology.known(error.leader), error
-            except UnreachableError as error:
-                last = error
-            except CommitUnknownError as error:
-                rest = batch.take(places, error.receipts or ())
-                if not batch.is_keyed(rest):
-                    raise batch.failed(error, places) from error
-                doubt.of(error)
-                is_unsure = True
-                last = error
-            except LodeqError as error:
-                batch.failed(error, places)
-                if is_unsure and doubt.unknown is not None:
-                    error = doubt.unknown  # it may have been taken the first time
-                if failure is None or is_unsure:
-                    failure = error
-                work = [one for one in work if one[3]]
-                continue
-            if not rest:
-                continue
-            if len(rest) == len(places):
-                if patience.is_over:
-                    raise batch.failed(last, places) from last
-                pause(patience.next_s())
-            if following is None and shard is not None:
-                nodes.refresh()
-                following = nodes.topology.leader(shard)
-            if following is None:
-                nodes.pass_on()
-            if failure is None or is_unsure:
-                work.append((following, rest, shard, is_unsure))
-    if failure is not None:
-        raise batch.failed(failure, ())
-    return {"receipts": [_doc_of(one) for one in batch.receipts]}

@@ -12,9 +12,10 @@ from ...calls import CLOSED, Call, Session
 from ...cluster.routes import Way, route_of
 from ...cluster.target import ClusterTarget, scoped
 from .claims import claim
+from .enqueues import enqueue
 from .fast_calls import SyncClusterFastCalls
 from .nodes import STALE_S, SyncNodes
-from .spread import act, all_nodes, anywhere, enqueue, find, redrive, split, whole
+from .spread import act, all_nodes, anywhere, find, redrive, split, whole
 
 __all__ = ["SyncClusterTransport"]
 

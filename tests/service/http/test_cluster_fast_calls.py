@@ -13,7 +13,8 @@ from lodeq import NewTask
 from lodeq.client.blocking.fast_calls import SyncFastCalls
 from lodeq.client.calls import Call
 from lodeq.client.cluster import nodes as client_nodes
-from lodeq.client.cluster import spread
+from lodeq.client.cluster.enqueues import enqueue
+from lodeq.client.cluster.spread import anywhere
 from lodeq.client.fast_calls import FastCalls
 from lodeq.client.transport.transport import SyncTransport, Transport
 
@@ -248,7 +249,7 @@ async def test_who_calls_alone_meets_every_leader(engine, now):
     assert found == found[:3] * 3
 
 
-@pytest.mark.parametrize("way", [spread.anywhere, spread.enqueue])
+@pytest.mark.parametrize("way", [anywhere, enqueue])
 async def test_a_leader_that_refuses_and_names_none_is_not_asked_again(
     engine, now, monkeypatch, way
 ):
