@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from sim import test_after, test_flows, test_replicas
 from sim.planted import SEEDS_MAX, Bug, bugs, hunt, patched, plant
 
 BUGS_MIN = 12
+OF_OTHERS = [
+    *(*test_after.BUGS, *test_flows.BUGS),
+    *(*test_replicas.BUGS, *test_replicas.CONTENDED_BUGS, *test_replicas.KEY_BUGS),
+]
 
 
 def test_there_are_enough_of_them():
@@ -14,7 +19,8 @@ def test_there_are_enough_of_them():
 
 
 def test_each_fits_the_product_as_it_is():
-    for bug in bugs():
+    """Also those whose hunts no commit waits for."""
+    for bug in (*bugs(), *OF_OTHERS):
         assert patched(bug)
 
 

@@ -41,8 +41,8 @@ BUGS = [
         [
             (
                 SHARD,
-                "            for piece in _pieces(entries):\n",
-                "            for piece in _pieces(entries[len(entries) > 1 :]):\n",
+                "            for piece, size in _pieces(entries):\n",
+                "            for piece, size in _pieces(entries[len(entries) > 1 :]):\n",
             )
         ],
     ),
