@@ -107,6 +107,7 @@ class ReplicatedCoalescer(Coalescer):
             on_writes_end=on_writes_end,
         )
         self._replicator = replicator
+        self._knows_why = replicator if isinstance(replicator, KnowsWhy) else None
         self.submission_bytes_max = submission_bytes_max(replicator)
         self.group_bytes_max = min(GROUP_BYTES_MAX, self.submission_bytes_max)
         self._on_rows = on_rows  # rows of entries of another leader were applied
@@ -138,8 +139,8 @@ class ReplicatedCoalescer(Coalescer):
     def not_leader(self) -> NotLeaderError:
         """A new error that names the leader, as far as it is known."""
         leader = self._replicator.leader(self.shard)
-        if isinstance(self._replicator, KnowsWhy):
-            why = self._replicator.why_not(self.shard)
+        if self._knows_why is not None:
+            why = self._knows_why.why_not(self.shard)
             if why is not None:
                 return NotLeaderError(f"shard {self.shard} is not led here: {why}", leader=leader)
         where = "its leader is not known: retry" if leader is None else f"ask {leader}, which does"
