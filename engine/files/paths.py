@@ -90,6 +90,13 @@ _NAME = re.compile(
 )
 # A file system's own folder at a mount point says nothing about who owns the rest; nor do notes.
 _IGNORED = frozenset({"lost+found", "served.json", "replica.json"})
+# Manifests of copies, whose files may be those of a live store under other names.
+_COPIES = {
+    "checkpoint.json": "a checkpoint, which stays as it is: make a store of it in a folder of its "
+    "own with lodeq.restore(), or by `lodeq restore`",
+    "snapshot.json": "a snapshot, which is read where it lies (`lodeq snapshots`): open the store "
+    "that it was taken of, or restore a checkpoint",
+}
 # Line breaks, what moves a terminal's cursor, and what turns the direction of a text.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _OURS = ("unix", "tcp", "http", "https", "lodeq")
@@ -366,8 +373,8 @@ def check_root(root: str) -> bool:
 def list_layout(root: str) -> Layout:
     """Contents of a store's folder; ``StorePathError`` if it is a folder of something else.
 
-    ``shard0`` makes a store, whatever else lies there; without it every name must be one of
-    ours (what a crash during creation leaves). Names of ours must be real folders and files, and
+    ``shard0`` makes a store, whatever else lies there but the manifest of a copy that nobody has
+    opened; without it every name must be one of ours (what a crash during creation leaves). Names of ours must be real folders and files, and
     belong to us; so must what a shard holds be real.
     """
     found: dict[str, list[int]] = {
@@ -399,6 +406,9 @@ def list_layout(root: str) -> Layout:
         group = found.get(".copy" if suffix == ".fresh" else suffix if suffix else kind)
         if group is not None:
             group.append(index)
+    for name in sorted(_COPIES.keys() & strange):
+        if not found["watermark"]:  # nobody has ever opened it
+            raise StorePathError(f"{root} is {_COPIES[name]}")
     if strange and not any(0 in found[kind] for kind in ("shard", ".accepted", ".before")):
         raise StorePathError(
             f"{root} holds {sorted(strange)[0]!r} and no lodeq store: choose an empty folder"

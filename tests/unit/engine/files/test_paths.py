@@ -110,6 +110,19 @@ def test_the_layout(root):
     assert paths.list_layout(root) == ((0, 2, 10), (1,), (1,), (0, 2), (2,), (), (4,))
 
 
+@pytest.mark.parametrize(
+    ("manifest", "advice"),
+    [("checkpoint.json", r"lodeq\.restore\(\)"), ("snapshot.json", "open the store")],
+)
+def test_a_copy_is_no_store_until_somebody_has_made_it_one(root, manifest, advice):
+    os.mkdir(os.path.join(root, "shard0"))
+    touch(root, manifest)
+    with pytest.raises(StorePathError, match=advice):
+        paths.list_layout(root)
+    touch(root, "watermark0")
+    assert paths.list_layout(root).shards == (0,)
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "shard00", "shard-1", "shard12345", "shard0.old"])
 def test_a_folder_of_something_else(root, name):
     touch(root, name)
