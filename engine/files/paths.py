@@ -374,8 +374,8 @@ def list_layout(root: str) -> Layout:
     """Contents of a store's folder; ``StorePathError`` if it is a folder of something else.
 
     ``shard0`` makes a store, whatever else lies there but the manifest of a copy that nobody has
-    opened; without it every name must be one of ours (what a crash during creation leaves). Names of ours must be real folders and files, and
-    belong to us; so must what a shard holds be real.
+    opened; without it every name must be one of ours (what a crash during creation leaves). Names
+    of ours must be real folders and files, and belong to us; so must what a shard holds be real.
     """
     found: dict[str, list[int]] = {
         "shard": [],
