@@ -25,12 +25,13 @@ from lodeq.client.transport.entries import (
 )
 from lodeq.client.transport.exchange import FramedExchange, Slot
 from lodeq.client.transport.layout import FrameReader, Op, frame_of
-from lodeq.client.transport.target import FramedTarget
-from lodeq.errors import ClosedError, LodeqError, UnreachableError
+from lodeq.client.transport.target import Doubt, FramedTarget
+from lodeq.errors import ClosedError, CommitUnknownError, LodeqError, UnreachableError
 
 CALL = int(Op.CALL)
 CANCEL = int(Op.CANCEL)
 WAIT_S = 10.0
+END = Call("POST", "/v1/end", is_write=True, is_repeatable=True)
 
 
 class Server:
@@ -72,6 +73,13 @@ class Server:
 
     def answer(self, *entries):
         self.stream.sendall(frame_of(msgpack.packb(entries)))
+
+    def lose_one(self):
+        """End the connection in place of an answer, and answer the call when it comes again."""
+        self.entries(1)
+        self.stream.close()
+        self.accept()
+        self.answer([self.entries(1)[0][1], 0, b"\xc0"])
 
     def close(self):
         if self.stream is not None:
@@ -233,6 +241,18 @@ def test_a_thread_that_waits_when_the_client_closes_gets_its_answer(server, pool
     server.answer([1, 0, 7])
     assert asking.result(WAIT_S) == 7
     assert server.stream.recv(1) == b""  # and then it closes
+
+
+def test_a_call_whose_answer_was_lost_is_in_doubt_until_it_is_answered(server, pool):
+    link, _ = opened(server, pool)
+    losing = pool.submit(server.lose_one)
+    with Doubt() as doubt:
+        assert link.send(END, doubt) is None
+        losing.result(WAIT_S)
+        assert isinstance(doubt.unknown, CommitUnknownError)
+    link.close()
+    with pytest.raises(CommitUnknownError), doubt:
+        link.send(END, doubt)
 
 
 def test_an_idle_connection_that_the_server_has_closed_is_not_used(server, pool):
@@ -554,6 +574,20 @@ async def test_tasks_hear_of_a_lost_connection_and_of_the_end(server):
         await in_thread(server.entries, 1)
         await link.aclose()
     assert isinstance(again.found[0], ClosedError)
+
+
+@on_every_loop
+async def test_a_call_of_a_task_whose_answer_was_lost_is_in_doubt(server):
+    link, _, _ = await connected(server)
+    doubt = Doubt()
+    async with anyio.create_task_group() as group:
+        group.start_soon(in_thread, server.lose_one)
+        with doubt:
+            assert await link.send(END, doubt) is None
+    assert isinstance(doubt.unknown, CommitUnknownError)
+    await link.aclose()
+    with pytest.raises(CommitUnknownError), doubt:
+        await link.send(END, doubt)
 
 
 @on_every_loop
