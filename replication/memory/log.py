@@ -241,7 +241,7 @@ class MemoryLogClient:
         """Send one request, once."""
         if self._is_closed:
             raise ClosedError("this connection to the log is closed")
-        future, seen = self._waiting.spawner.future(), self.revision
+        future, seen, session = self._waiting.spawner.future(), self.revision, self._session
 
         def reply(outcome: object, revision: int) -> None:
             if not future.done():
@@ -271,6 +271,8 @@ class MemoryLogClient:
                 "an older copy"
             )
         self.revision = max(self.revision, revision)
+        if isinstance(outcome, SessionLostError) and session == self._session:
+            self._until = 0.0
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome  # type: ignore[no-any-return]

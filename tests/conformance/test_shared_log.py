@@ -146,6 +146,15 @@ async def test_a_session_that_ended_stays_over_until_the_next_join(shared_log):
     assert again.term > term.term
 
 
+async def test_an_answer_that_a_session_has_ended_ends_it_on_this_side(shared_log):
+    """Whoever asked for whichever shard: nothing else is answered from memory any more."""
+    a, _ = await led(shared_log)
+    await shared_log.expire("a")
+    with pytest.raises(SessionLostError):
+        await a.report(Member("a"))
+    assert a.session_until() == 0
+
+
 async def test_joining_again_ends_the_session_before(shared_log):
     a, term = await led(shared_log)
     await a.join(Member("a"))

@@ -30,7 +30,7 @@ from lodeq.engine.records.keyspace import BODY_FILES, EVENTS, EVENTS_END
 from lodeq.engine.records.rows import decode_files
 from lodeq.engine.runtime.ids import SeededRng, seeded
 from lodeq.engine.runtime.on_asyncio import AsyncioSpawner
-from lodeq.replication.memory.log import MemoryLog
+from lodeq.replication.memory.log import MemoryLog, MemoryLogClient
 from lodeq.replication.memory.network import Rates, Route, SeededNetwork
 from lodeq.replication.memory.service import LogService, Tries
 from lodeq.replication.options import LogOptions
@@ -180,6 +180,7 @@ class SimNode:
         self.process: SimProcess | None = None
         self.engine: lodeq.Engine | None = None
         self.replicator: LogReplicator | None = None
+        self.log: MemoryLogClient | None = None
         self.starts = 0
 
     @property
@@ -213,7 +214,7 @@ class SimNode:
             except lodeq.RecoveryRefusedError:  # a replica is not repaired
                 self._wipe()
                 opened = self._open(process, rng)
-            log = world.log.client(
+            log = self.log = world.log.client(
                 self.name, waiting=Waiting(spawner, self.clock), request_s=world.request_s
             )
             replicator = LogReplicator(
@@ -510,6 +511,8 @@ class ClusterWorld:
             await asyncio.sleep(lasts_s)
             self.network.has_quorum = True
         elif kind == "expire":
+            if node.log is not None:
+                node.log.lose_session()  # never later than the log's service, as both count
             self.log.expire(node.name)
         elif kind == "checkpoint" and node.is_open:
             await self.publish(node)

@@ -134,6 +134,8 @@ def main() -> int:
     parser.add_argument("--replicas", action="store_true", help="clusters instead of stores")
     parser.add_argument("--no-ledger", action="store_true", help="do not add to the ledger")
     told = parser.parse_args()
+    if told.keep and told.replicas:
+        parser.error("regressions are seeds of stores: give one of a cluster a test of its own")
     if told.seed is not None and told.replicas:
         wrong = run_cluster(told.seed)
         print(wrong or f"seed {told.seed}: nothing wrong")
