@@ -21,12 +21,13 @@ from lodeq.engine.runtime.current_loop import current_spawner
 from lodeq.replication.checkpoints import Checkpoints
 from lodeq.replication.memory.log import MemoryLog
 from lodeq.replication.options import LogOptions
-from lodeq.replication.port import Checkpoint
+from lodeq.replication.port import NO_COPY, Checkpoint, Member, ShardState
 from lodeq.replication.replicator import LogReplicator
 from lodeq.repository.api.view import view_of
 from lodeq.service.cli.app import lodeq as command
 from lodeq.service.cli.commands import cluster as commands
 from lodeq.service.cluster import backup as backing_up
+from lodeq.service.cluster.overview import Overview
 from lodeq.service.cluster.routes import node_routes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
@@ -382,6 +383,7 @@ async def test_what_is_served_is_no_node():
         (("serve", "s", "--node", "n1"), "give --replicate"),
         (("serve", "s", "--zone", "a"), "give --replicate"),
         (("serve", "s", "--replicate", "etcd://a"), "cluster name ''"),
+        (("serve", "s", "--replicate", ETCD, "--node", "a/b"), "node name 'a/b' is not valid"),
         (
             ("serve", "s", "--replicate", ETCD, "--host", "0.0.0.0", "--token-file", "token"),
             "say --advertise tcp://HOST:PORT",
@@ -407,6 +409,22 @@ async def test_the_extra_is_missing(tmp_path, monkeypatch):
     for words in (("cluster", "status", ETCD), ("serve", "s", "--replicate", ETCD)):
         assert 'pip install "lodeq[etcd]"' in await typed(*words, code=2)
     assert os.listdir(tmp_path) == []
+
+
+async def test_a_log_with_too_few_live_copies_is_not_said_to_be_well(monkeypatch):
+    members = [Member("n1", "", "1", "", 0, (5, 5)), Member("n2", "", "1", "", 0, (5, NO_COPY))]
+    shards = [ShardState(shard, "n1", 7, 5, 1) for shard in range(2)]
+    copies = [2]
+
+    async def found(_):
+        return Overview("orders", members, shards, (), (), copies[0])
+
+    monkeypatch.setattr(commands, "overview", found)
+    told = await typed("cluster", "status", ETCD, code=1)
+    assert "problem: shards 1: fewer live copies than they should have" in told
+    await typed("cluster", "status", ETCD, "--json", code=1)
+    for copies[0] in (0, 1):
+        assert "problem" not in await typed("cluster", "status", ETCD)
 
 
 @pytest.mark.slow
