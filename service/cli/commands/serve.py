@@ -186,13 +186,13 @@ def serve(
         if node is not None or zone or advertise is not None:
             raise UsageError("--node, --zone and --advertise are for a cluster: give --replicate")
     else:
-        log = parse_address(replicate)
+        log, name = parse_address(replicate), node_name(node)
         url = _url_of_node(path, advertise, address)
         shards = run(lambda: shards_of_cluster(log, shards))
         member = ClusterNode(
             path,
             log,
-            name=node_name(node),
+            name=name,
             url=url,
             zone=zone,
             shards=shards,
