@@ -392,6 +392,14 @@ async def test_what_is_served_is_no_node():
             ("serve", "s", "--replicate", ETCD, "--port", "0"),
             "say --advertise tcp://HOST:PORT",
         ),
+        (
+            ("serve", "s", "--replicate", ETCD, "--advertise", "10.0.0.1:8765"),
+            "'10.0.0.1:8765' is none of unix://FILE, tcp://HOST:PORT",
+        ),
+        (
+            ("serve", "s", "--replicate", ETCD, "--advertise", "tcp://0.0.0.0:8765"),
+            "say --advertise tcp://HOST:PORT",
+        ),
     ],
 )
 async def test_a_mistake_is_said_before_anything_is_made(tmp_path, monkeypatch, words, said):
