@@ -102,7 +102,8 @@ async def ask_node(
         )
     if not answer.is_success:
         kind = BusyError if answer.status_code == 409 else UsageError
-        raise kind(f"{url}: {_refusal(answer)}")
+        how = "; commands take it from --token-file or LODEQ_TOKEN"
+        raise kind(f"{url}: {_refusal(answer)}{how if answer.status_code == 401 else ''}")
     return found
 
 

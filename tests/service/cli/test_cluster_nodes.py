@@ -24,6 +24,7 @@ from lodeq.replication.options import LogOptions
 from lodeq.replication.port import NO_COPY, Checkpoint, Member, ShardState
 from lodeq.replication.replicator import LogReplicator
 from lodeq.repository.api.view import view_of
+from lodeq.service.cli import connection
 from lodeq.service.cli.app import lodeq as command
 from lodeq.service.cli.commands import cluster as commands
 from lodeq.service.cluster import backup as backing_up
@@ -337,6 +338,7 @@ async def test_a_node_with_a_token_is_asked_with_it(tmp_path):
         for words in (("status",), ("checkpoint",), ("drain",), ("truncate",)):
             told = await typed("cluster", *words, url, code=2)
             assert "give the server's token" in told
+            assert "commands take it from --token-file or LODEQ_TOKEN" in told
         assert "node n1" in await typed("cluster", "status", url, "--token-file", token)
         assert "node n1" in await typed("cluster", "status", url, env={"LODEQ_TOKEN": TOKEN})
         token.chmod(0o644)
@@ -363,6 +365,18 @@ async def test_nobody_answers(tmp_path):
         told = await typed("cluster", *words, f"unix://{tmp_path}/nowhere.sock", code=2)
         assert told.startswith("error: unix://")
         assert told.count("\n") == 1
+
+
+async def test_a_cluster_that_nobody_leads_is_not_said_to_be_a_blocked_loop(tmp_path, monkeypatch):
+    monkeypatch.setattr(connection, "ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT_S", 0.5)
+    async with node(tmp_path / "n1") as (url, engine):
+        layer = view_of(engine).replicator
+        await layer.drain(is_on=True)
+        await until(lambda: not any(one.leader for one in layer.status().shards))
+        told = await typed("enqueue", f"lodeq://{url}", "mail", "x", code=2)
+    assert "loop" not in told
+    assert "no node of the cluster leads anything" in told
 
 
 async def test_what_is_served_is_no_node():
