@@ -80,7 +80,8 @@ async def begin_cluster(
     if note is not None:
         _check_unserved(root, note)
         await spawner.run_in_thread(partial(detach, root))
-    nonce = rng.bytes(_NONCE_BYTES)
+    # The run that wrote the note may still go on: both begin the same cluster.
+    nonce = rng.bytes(_NONCE_BYTES) if note is None else note.nonce
     fresh = ReplicaNote(cluster, node, 0, nonce)
     shards = await spawner.run_in_thread(partial(_attach, root, fresh, has_copies=bool(copies)))
     ours = Genesis(

@@ -59,6 +59,7 @@ from .port import (
     Position,
     SessionLostError,
     SharedLog,
+    check_node,
     index_of,
 )
 from .probe import Connector, Probe
@@ -125,8 +126,7 @@ class LogReplicator:
         rng: Rng | None = None,
         files: ShardFiles | None = None,
     ) -> None:
-        if not node or len(node) > 64:
-            raise UsageError(f"expected node as a name of 1 to 64 characters, got {node!r}")
+        check_node(node)
         self.log = log
         self.options = options if options is not None else LogOptions()
         self.entry_bytes_max = ENTRY_BYTES_MAX
@@ -173,6 +173,7 @@ class LogReplicator:
             self._path = None if path is None else normal_path(path)
             if self._path is not None:
                 self._note = await waiting.spawner.run_in_thread(partial(read_note, self._path))
+                self._check_named(self._path)
             genesis = self._genesis = await self._connect(waiting)
             _check_level(genesis)
             self._check_note(genesis)
@@ -237,6 +238,20 @@ class LogReplicator:
                     "stopped before it was done, repeat it"
                 )
 
+    def _check_named(self, path: str) -> None:
+        """Raise if the store is of a cluster or a node of another name."""
+        note = self._note
+        if note is not None and note.cluster != self._cluster:
+            raise UsageError(
+                f"{path} is a replica of the cluster {note.cluster!r}, not of {self._cluster!r}: "
+                "name its own, or give this node another folder"
+            )
+        if note is not None and note.node != self._name:
+            raise UsageError(
+                f"{path} is the replica of node {note.node!r}: give that name, not "
+                f"{self._name!r}, or another folder"
+            )
+
     def _check_note(self, genesis: Genesis) -> None:
         note = self._note
         if genesis.cluster != self._cluster:
@@ -251,16 +266,11 @@ class LogReplicator:
             )
         if note is None:
             return
-        if (note.cluster, note.nonce) != (genesis.cluster, genesis.nonce):
+        if note.nonce != genesis.nonce:
             raise LogRolledBackError(
                 f"this store belongs to a cluster {note.cluster!r} of nonce {note.nonce.hex()}, "
                 f"and the log holds {genesis.cluster!r} of {genesis.nonce.hex()}: the log was set "
                 "up anew under the name; begin a cluster of another name from this copy"
-            )
-        if note.node != self._name:
-            raise UsageError(
-                f"this store is the replica of node {note.node!r}: give that name, not "
-                f"{self._name!r}"
             )
 
     async def start(self, replica: Replica, spawner: Spawner, clock: Clock) -> None:
@@ -593,7 +603,15 @@ class LogReplicator:
     # -- what operators ask for --------------------------------------------------------
 
     async def truncate(self) -> None:
-        """Remove from the logs of the shards led here what nobody needs any more."""
+        """Remove from the logs of the shards led here what nobody needs any more.
+
+        Raises:
+            LogUnavailableError: this node has no session in any log, so it leads nothing.
+        """
+        node = self._at
+        if not any(map(node.has_session, range(len(node.groups)))):
+            why = "; ".join(failures_of(node, self._shards))
+            raise LogUnavailableError(why or no_session(node, 0))
         await self._upkeep.truncate()
 
     async def hand_over(self, shard: int) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "no_session",
     "problems_of",
     "session_key",
+    "short_of_copies",
     "status_of",
 ]
 
@@ -79,11 +80,8 @@ def problems_of(node: Node, shards: Sequence[ShardReplica], copies: int) -> tupl
     """
     found = dict.fromkeys(node.problems.values())
     found |= dict.fromkeys(failures_of(node, shards))
-    if short := _short_of_copies(node, shards, copies):
-        found[
-            f"shards {', '.join(map(str, short[:_SHOWN_MAX]))}: fewer live copies than they "
-            "should have: copies are being made, or too few nodes are there"
-        ] = None
+    if short := short_of_copies(list(node.members.by_name.values()), len(shards), copies):
+        found[short] = None
     return tuple(found)
 
 
@@ -125,14 +123,26 @@ def no_session(node: Node, group: int) -> str:
     return f"no session with {which}, so it leads nothing there"
 
 
-def _short_of_copies(node: Node, shards: Sequence[ShardReplica], copies: int) -> list[int]:
-    """Shards with fewer live copies than they should have."""
-    live = [one for one in node.members.by_name.values() if len(one.applied) == len(shards)]
-    return [
-        shard.shard
-        for shard in (shards if copies else ())
-        if sum(one.applied[shard.shard] != NO_COPY for one in live) < copies
+def short_of_copies(members: Sequence[Member], shards: int, copies: int) -> str:
+    """Say which shards have fewer live copies than they should have; empty: none has.
+
+    Args:
+        members: the live nodes.
+        shards: how many there are.
+        copies: that each is to have; 0: one on every node.
+    """
+    live = [one for one in members if len(one.applied) == shards]
+    short = [
+        shard
+        for shard in (range(shards) if copies else ())
+        if sum(one.applied[shard] != NO_COPY for one in live) < copies
     ]
+    if not short:
+        return ""
+    return (
+        f"shards {', '.join(map(str, short[:_SHOWN_MAX]))}: fewer live copies than they "
+        "should have: copies are being made, or too few nodes are there"
+    )
 
 
 def status_of(

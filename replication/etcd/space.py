@@ -37,6 +37,7 @@ class Space:
         self._endpoints = endpoints
         self._address = address
         self._compacted = 0
+        self._trial: list[str] = []  # as last said
 
     async def check_versions(self) -> None:
         """Look at the release of every member that answers.
@@ -54,7 +55,8 @@ class Space:
                 )
             if fitness is Fitness.TRIAL:
                 trial.append(f"{member.endpoint} ({status.version or 'no version'})")
-        if trial:
+        if trial and trial != self._trial:  # a node that cannot connect tries again all the time
+            self._trial = trial
             _log.warning(
                 "not fit for production: etcd at %s; use 3.4.32, 3.5.14 or newer",
                 ", ".join(trial),

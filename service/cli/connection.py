@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import click
 from anyio import fail_after
 
+from ...client.cluster.address import is_cluster
 from ...client.connect import connect
 from ...engine.files.lockfile import without_cure
 from ...engine.files.paths import is_rocksdb, normal_path, only_journal, shard_path
@@ -252,9 +253,10 @@ async def _connected(url: str, timeout_s: float | None = None) -> AsyncIterator[
     def say() -> None:
         nonlocal is_late
         is_late = True
+        who = "no leader has" if is_cluster(url) else "the owner's loop has not"
         click.echo(
-            f"{shown(url)}: the owner's loop has not answered for {ANSWER_TIMEOUT_S:g} s; waiting "
-            f"up to {timeout_s:g} s",
+            f"{shown(url)}: {who} answered for {ANSWER_TIMEOUT_S:g} s; waiting up to "
+            f"{timeout_s:g} s",
             err=True,
         )
 
@@ -270,7 +272,7 @@ async def _connected(url: str, timeout_s: float | None = None) -> AsyncIterator[
             f"{shown(url)}: {exc}; the commands take its token from LODEQ_TOKEN"
         ) from exc
     except UnreachableError as exc:
-        if not is_late:
+        if not is_late or is_cluster(url):  # which says itself what is wrong with its nodes
             raise
         raise UnreachableError(
             f"{shown(url)}: the owner's loop has not answered for {timeout_s:g} s, so nothing was "

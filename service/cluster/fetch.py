@@ -87,14 +87,23 @@ async def ask_node(
         try:
             json = {} if method == "POST" and document is None else document
             answer = await client.request(method, path, json=json)
-            found = answer.json()
-        except (httpx.HTTPError, ValueError) as exc:
+        except httpx.HTTPError as exc:
             raise UnreachableError(f"{url}: {type(exc).__name__} {exc}".rstrip()) from exc
     if answer.status_code == 404:
         raise UsageError(f"{url} is no node of a cluster: start it with --replicate")
+    try:
+        found = answer.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UnreachableError(
+            f"{url} is no node of a cluster: it answers with {answer.status_code}, and with "
+            "nothing that a node says"
+        )
     if not answer.is_success:
         kind = BusyError if answer.status_code == 409 else UsageError
-        raise kind(f"{url}: {_refusal(answer)}")
+        how = "; commands take it from --token-file or LODEQ_TOKEN"
+        raise kind(f"{url}: {_refusal(answer)}{how if answer.status_code == 401 else ''}")
     return found
 
 

@@ -26,6 +26,7 @@ from ...replication.checkpoints import Checkpoints
 from ...replication.etcd.address import EtcdAddress
 from ...replication.groups import LogGroups
 from ...replication.options import LogOptions
+from ...replication.port import check_node
 from ...replication.probe import SocketConnector
 from ...replication.replicator import LogReplicator
 from ...repository.api.engine import Engine
@@ -58,7 +59,7 @@ def etcd_log(address: EtcdAddress) -> SharedLog:
 
 def node_name(given: str | None) -> str:
     """The name of this node: the host's, where none is given."""
-    return given if given is not None else socket.gethostname().split(".")[0]
+    return check_node(given if given is not None else socket.gethostname().split(".")[0])
 
 
 class ClusterNode:

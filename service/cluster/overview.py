@@ -10,6 +10,7 @@ from ...errors import ShardCountError, UsageError
 from ...replication.etcd.address import EtcdAddress
 from ...replication.groups import check_groups
 from ...replication.port import Checkpoint, Member, Placement, ShardState
+from ...replication.report import short_of_copies
 from .node import etcd_log
 
 __all__ = ["Overview", "overview", "shards_of_cluster"]
@@ -33,6 +34,11 @@ class Overview(NamedTuple):
     checkpoints: Sequence[Checkpoint]
     placements: Sequence[Placement] = ()
     copies: int = 0
+
+    @property
+    def problem(self) -> str:
+        """Which shards have fewer live copies than they should have; empty: none has."""
+        return short_of_copies(self.members, len(self.shards), self.copies)
 
     def document(self) -> dict[str, Any]:
         """The same as JSON has it."""

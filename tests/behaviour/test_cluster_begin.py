@@ -25,6 +25,7 @@ from lodeq.replication.begin import begin_cluster
 from lodeq.replication.groups import LogGroups
 from lodeq.replication.memory.log import MemoryLog
 from lodeq.replication.options import LogOptions
+from lodeq.replication.port import Genesis
 from lodeq.replication.replica_note import read_note
 from lodeq.replication.replicator import LogReplicator
 from lodeq.repository.maintenance import attach as attach_module
@@ -46,12 +47,12 @@ def killed(*_: object, **__: object) -> None:
 
 async def begun(cluster, root, node="a", log=None, **given):
     given.setdefault("copies", getattr(cluster, "copies", None))
+    given.setdefault("rng", SeededRng(7))
     return await begin_cluster(
         cluster.log.client(f"{node} begins") if log is None else log,
         root,
         node=node,
         cluster="lodeq",
-        rng=SeededRng(7),
         spawner=current_spawner(),
         **given,
     )
@@ -238,6 +239,24 @@ async def test_what_cannot_begin_a_cluster_stays_as_it_is(clock, tmp_path):
             assert (await engine.verify()).findings == ()
 
 
+async def test_two_runs_at_once_begin_one_cluster(clock, tmp_path):
+    """The second one comes between the first one's rows and its genesis."""
+    async with four_shards(clock) as cluster:
+        root = tmp_path / "a"
+        expected = await filled(cluster, root)
+        log = cluster.log.client("first")
+        connect = log.connect
+
+        async def meanwhile(genesis):
+            await begun(cluster, root, rng=SeededRng(8))
+            return await connect(genesis)
+
+        log.connect = meanwhile
+        found = await begun(cluster, root, log=log)
+        assert read_note(str(root)).nonce == found.nonce
+        await served(cluster, tmp_path, "a", expected)
+
+
 async def test_a_run_that_was_killed_in_one_of_two_groups_goes_on(clock, tmp_path, monkeypatch):
     async with LogCluster(clock) as cluster:
         later = MemoryLog(current_spawner(), clock)
@@ -270,6 +289,25 @@ async def test_a_node_that_is_started_too_early_begins_nothing(clock, tmp_path, 
             await DiskNode(cluster, tmp_path, "a").open()
         assert cluster.log.service.genesis is None
         assert (await begun(cluster, root)).base == 1
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_the_name_of_another_cluster_is_not_said_to_be_a_log_that_was_set_up_anew(
+    clock, tmp_path, is_there
+):
+    """Its log is well: whoever believed that would make the copy a store of its own."""
+    async with four_shards(clock) as cluster:
+        await filled(cluster, tmp_path / "a")
+        await begun(cluster, tmp_path / "a")
+        note = read_note(str(tmp_path / "a"))
+        log = MemoryLog(current_spawner(), clock).client("a")
+        if is_there:
+            await log.connect(Genesis("typo", SHARDS, b"n" * 16))
+        layer = LogReplicator(log, node="a", cluster="typo", shards=SHARDS, clock=clock)
+        with pytest.raises(UsageError, match="is a replica of the cluster 'lodeq', not of 'typo'"):
+            await layer.prepare(str(tmp_path / "a"))
+        assert (await log.look() is not None) is is_there
+        assert read_note(str(tmp_path / "a")) == note
 
 
 async def test_a_replica_that_has_had_its_log_begins_no_cluster_of_the_same_name(clock, tmp_path):

@@ -20,7 +20,7 @@ from lodeq.replication.fragments import read_stored
 from lodeq.replication.members import in_line
 from lodeq.replication.memory.network import Route
 from lodeq.replication.options import LogOptions
-from lodeq.replication.port import NO_COPY, Genesis, Member
+from lodeq.replication.port import NO_COPY, Genesis, LogUnavailableError, Member
 from lodeq.replication.record import LEVEL
 
 pytestmark = pytest.mark.anyio
@@ -145,6 +145,18 @@ async def test_without_a_quorum_nothing_is_acknowledged_and_it_comes_back_by_its
     mail = cluster.leader().engine.queue("mail")
     assert not (await cluster.outcome(mail.enqueue(b"x", dedup_key="k"))).duplicate
     await cluster.until_equal()
+
+
+async def test_a_node_without_a_session_does_not_say_that_it_has_truncated(three):
+    cluster, leader, _ = three
+    cluster.network.has_quorum = False
+    await cluster.pass_time(3 * TTL_S)
+    refused = await cluster.outcome(leader.replicator.truncate())
+    assert isinstance(refused, LogUnavailableError)
+    assert "no session with the log" in str(refused)
+    cluster.network.has_quorum = True
+    await cluster.until_led(TTL_S + 6)
+    assert await cluster.outcome(leader.replicator.truncate()) is None
 
 
 async def test_a_node_says_that_its_log_does_not_answer(three):

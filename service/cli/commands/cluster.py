@@ -93,7 +93,7 @@ def status(where: str, as_json: bool, token_file: str | None) -> None:
         address = parse_address(where)
         found = run(lambda: overview(address))
         _show_overview(found, as_json=as_json)
-        is_well = all(one.leader is not None for one in found.shards)
+        is_well = all(one.leader is not None for one in found.shards) and not found.problem
     else:
         document = _ask(where, "GET", "/cluster/status", token_file)
         if as_json:
@@ -433,6 +433,8 @@ def _show_overview(found: Overview, *, as_json: bool) -> None:
         )
     for checkpoint in found.checkpoints:
         click.echo(f"checkpoint of {shown(checkpoint.node)}: entries {checkpoint.applied}")
+    if found.problem:
+        click.echo(f"problem: {found.problem}")
 
 
 def _placed(found: Overview, shard: int) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import click
 
+from ....client.transport.transport import Target
 from ....engine.files.paths import SHARDS_MAX
 from ....errors import InvariantError, StorageError, UsageError
 from ....replication.etcd.address import parse_address
@@ -186,13 +187,13 @@ def serve(
         if node is not None or zone or advertise is not None:
             raise UsageError("--node, --zone and --advertise are for a cluster: give --replicate")
     else:
-        log = parse_address(replicate)
+        log, name = parse_address(replicate), node_name(node)
         url = _url_of_node(path, advertise, address)
         shards = run(lambda: shards_of_cluster(log, shards))
         member = ClusterNode(
             path,
             log,
-            name=node_name(node),
+            name=name,
             url=url,
             zone=zone,
             shards=shards,
@@ -256,12 +257,14 @@ def read_token(path: str) -> str:
 def _url_of_node(path: str, advertise: str | None, address: Literal[True] | str) -> str:
     """Where others reach a node."""
     if advertise is not None:
-        return advertise
-    if address is True:
+        url = Target(advertise, None, 0.0).url  # refused as whoever is to reach it would refuse it
+    elif address is True:
         return f"unix://{os.path.abspath(path)}.sock"
-    if address.startswith(("tcp://0.0.0.0:", "tcp://[::]:")) or address.endswith(":0"):
-        raise UsageError(f"{address} cannot be reached by others: say --advertise tcp://HOST:PORT")
-    return address
+    else:
+        url = address
+    if url.startswith(("tcp://0.0.0.0:", "tcp://[::]:")) or url.endswith(":0"):
+        raise UsageError(f"{url} cannot be reached by others: say --advertise tcp://HOST:PORT")
+    return url
 
 
 async def _serve(

@@ -21,12 +21,14 @@ from lodeq.engine.runtime.current_loop import current_spawner
 from lodeq.replication.checkpoints import Checkpoints
 from lodeq.replication.memory.log import MemoryLog
 from lodeq.replication.options import LogOptions
-from lodeq.replication.port import Checkpoint
+from lodeq.replication.port import NO_COPY, Checkpoint, Member, ShardState
 from lodeq.replication.replicator import LogReplicator
 from lodeq.repository.api.view import view_of
+from lodeq.service.cli import connection
 from lodeq.service.cli.app import lodeq as command
 from lodeq.service.cli.commands import cluster as commands
 from lodeq.service.cluster import backup as backing_up
+from lodeq.service.cluster.overview import Overview
 from lodeq.service.cluster.routes import node_routes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
@@ -336,6 +338,7 @@ async def test_a_node_with_a_token_is_asked_with_it(tmp_path):
         for words in (("status",), ("checkpoint",), ("drain",), ("truncate",)):
             told = await typed("cluster", *words, url, code=2)
             assert "give the server's token" in told
+            assert "commands take it from --token-file or LODEQ_TOKEN" in told
         assert "node n1" in await typed("cluster", "status", url, "--token-file", token)
         assert "node n1" in await typed("cluster", "status", url, env={"LODEQ_TOKEN": TOKEN})
         token.chmod(0o644)
@@ -364,6 +367,18 @@ async def test_nobody_answers(tmp_path):
         assert told.count("\n") == 1
 
 
+async def test_a_cluster_that_nobody_leads_is_not_said_to_be_a_blocked_loop(tmp_path, monkeypatch):
+    monkeypatch.setattr(connection, "ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT_S", 0.5)
+    async with node(tmp_path / "n1") as (url, engine):
+        layer = view_of(engine).replicator
+        await layer.drain(is_on=True)
+        await until(lambda: not any(one.leader for one in layer.status().shards))
+        told = await typed("enqueue", f"lodeq://{url}", "mail", "x", code=2)
+    assert "loop" not in told
+    assert "no node of the cluster leads anything" in told
+
+
 async def test_what_is_served_is_no_node():
     with socket_path() as path:
         async with lodeq.testing.open() as engine, serving(engine, path=path):
@@ -382,12 +397,21 @@ async def test_what_is_served_is_no_node():
         (("serve", "s", "--node", "n1"), "give --replicate"),
         (("serve", "s", "--zone", "a"), "give --replicate"),
         (("serve", "s", "--replicate", "etcd://a"), "cluster name ''"),
+        (("serve", "s", "--replicate", ETCD, "--node", "a/b"), "node name 'a/b' is not valid"),
         (
             ("serve", "s", "--replicate", ETCD, "--host", "0.0.0.0", "--token-file", "token"),
             "say --advertise tcp://HOST:PORT",
         ),
         (
             ("serve", "s", "--replicate", ETCD, "--port", "0"),
+            "say --advertise tcp://HOST:PORT",
+        ),
+        (
+            ("serve", "s", "--replicate", ETCD, "--advertise", "10.0.0.1:8765"),
+            "'10.0.0.1:8765' is none of unix://FILE, tcp://HOST:PORT",
+        ),
+        (
+            ("serve", "s", "--replicate", ETCD, "--advertise", "tcp://0.0.0.0:8765"),
             "say --advertise tcp://HOST:PORT",
         ),
     ],
@@ -407,6 +431,22 @@ async def test_the_extra_is_missing(tmp_path, monkeypatch):
     for words in (("cluster", "status", ETCD), ("serve", "s", "--replicate", ETCD)):
         assert 'pip install "lodeq[etcd]"' in await typed(*words, code=2)
     assert os.listdir(tmp_path) == []
+
+
+async def test_a_log_with_too_few_live_copies_is_not_said_to_be_well(monkeypatch):
+    members = [Member("n1", "", "1", "", 0, (5, 5)), Member("n2", "", "1", "", 0, (5, NO_COPY))]
+    shards = [ShardState(shard, "n1", 7, 5, 1) for shard in range(2)]
+    copies = [2]
+
+    async def found(_):
+        return Overview("orders", members, shards, (), (), copies[0])
+
+    monkeypatch.setattr(commands, "overview", found)
+    told = await typed("cluster", "status", ETCD, code=1)
+    assert "problem: shards 1: fewer live copies than they should have" in told
+    await typed("cluster", "status", ETCD, "--json", code=1)
+    for copies[0] in (0, 1):
+        assert "problem" not in await typed("cluster", "status", ETCD)
 
 
 @pytest.mark.slow

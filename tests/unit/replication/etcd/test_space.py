@@ -59,6 +59,13 @@ def test_releases_for_trials_are_named_in_one_warning(caplog):
     assert said.startswith("not fit for production: etcd at m0 (3.4.23), m2 (3.5.13)")
 
 
+def test_they_are_named_once_however_often_a_node_connects(caplog):
+    space = space_of(release("3.4.23"))
+    for _ in range(3):
+        asyncio.run(space.check_versions())
+    assert len(caplog.records) == 1
+
+
 def test_releases_for_production_are_not_spoken_of(caplog):
     assert warnings(caplog, "3.4.32", "3.5.14", "3.6.1") == []
 

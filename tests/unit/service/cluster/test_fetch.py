@@ -8,10 +8,10 @@ import pytest
 
 import lodeq.testing
 from lodeq.engine.runtime.current_loop import current_spawner
-from lodeq.errors import UsageError
+from lodeq.errors import UnreachableError, UsageError
 from lodeq.replication.port import Checkpoint
 from lodeq.service.cluster import fetch as fetching
-from lodeq.service.cluster.fetch import HttpCheckpoints
+from lodeq.service.cluster.fetch import HttpCheckpoints, ask_node
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 TOKEN = "a token of some length"
@@ -139,3 +139,17 @@ async def test_no_more_is_read_in_a_second_than_is_wanted(answers, tmp_path, mon
     source = HttpCheckpoints(bytes_per_s=2000, clock=clock)
     await source.fetch(HERE, str(tmp_path / "w"), current_spawner())
     assert sum(slept) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (httpx.Response(404, text="404 page not found\n"), UsageError),  # as etcd's own port says
+        (httpx.Response(200, text="<html>"), UnreachableError),
+        (httpx.Response(200, json=["ok"]), UnreachableError),
+    ],
+)
+async def test_what_answers_and_is_no_node_is_said_to_be_none(answers, answer, error):
+    answers["/cluster/status"] = answer
+    with pytest.raises(error, match=r"^http://n1:1 is no node of a cluster"):
+        await ask_node("http://n1:1", "GET", "/cluster/status")
