@@ -12,6 +12,7 @@ from ..engine.runtime.clock import SystemClock
 from ..errors import LeaseLostError
 from ..repository.model.arguments import duration_s
 from ..repository.model.codec import SLICE_BYTES, check_slice
+from ..repository.model.error_text import repr_of
 from ..repository.model.values import Codec, Duration, NewTask
 from . import calls
 from .calls import Call, Session
@@ -158,6 +159,6 @@ class RemoteLease(LeaseFacts):
         if error is None:
             await self.complete()
         elif isinstance(error, Exception):
-            await self.nack(reason=repr(error))
+            await self.nack(reason=repr_of(error))
         else:
             await give_back([self])

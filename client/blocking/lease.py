@@ -13,6 +13,7 @@ from ...engine.runtime.clock import SystemClock
 from ...errors import LeaseLostError
 from ...repository.model.arguments import duration_s
 from ...repository.model.codec import SLICE_BYTES, check_slice
+from ...repository.model.error_text import repr_of
 from ...repository.model.values import Codec, Duration, NewTask
 from .. import calls
 from ..calls import Call, Session
@@ -159,6 +160,6 @@ class SyncRemoteLease(LeaseFacts):
         if error is None:
             self.complete()
         elif isinstance(error, Exception):
-            self.nack(reason=repr(error))
+            self.nack(reason=repr_of(error))
         else:
             give_back([self])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import anyio
 
 from ....errors import BusyError, CommitUnknownError, LeaseLostError, LodeqError, UsageError
+from ....repository.model.error_text import repr_of
 from .log_fields import fields
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ async def end_lease(backend: WorkerBackend, context: Context, outcome: Outcome) 
 
 async def _bury(backend: WorkerBackend, context: Context, error: BaseException) -> Outcome:
     """Bury a task whose result or follow-ups cannot be stored: another run would give the same."""
-    lease, why = context.lease, repr(error)
+    lease, why = context.lease, repr_of(error)
     if context.redaction is not None:
         why = context.redaction(why)
     reason = f"it ran, but its result could not be stored: {why}"

@@ -100,6 +100,35 @@ async def test_a_value_is_the_same_on_both_sides(pair, payload):
         assert await client.result(receipt.id) == await engine.result(receipt.id)
 
 
+@pytest.mark.parametrize("verb", ["nack", "bury"])
+@pytest.mark.parametrize("text", ["y", "\N{EURO SIGN}", "\udcff"], ids=["ascii", "euro", "half"])
+async def test_a_reason_of_any_length_is_cut_as_in_the_process(pair, verb, text):
+    reasons = []
+    for one in pair:
+        await one.queue("mail").enqueue(b"x", max_attempts=1)
+        lease = await one.queue("mail").claim_one()
+        await getattr(lease, verb)(reason=text * (9 << 20))
+        task = await one.get(lease.task_id)
+        reasons.append((task.state, task.reason))
+    assert reasons[0] == reasons[1]
+    assert reasons[0][0] == "dead"
+
+
+async def test_an_error_that_cannot_be_shown_ends_the_lease_of_its_block(pair):
+    class MuteError(Exception):
+        def __repr__(self) -> str:
+            raise RuntimeError("no text")
+
+    for one in pair:
+        await one.queue("mail").enqueue(b"x", max_attempts=1)
+        lease = await one.queue("mail").claim_one()
+        with pytest.raises(MuteError):
+            async with lease:
+                raise MuteError
+        task = await one.get(lease.task_id)
+        assert (task.state, task.reason) == ("dead", "MuteError")
+
+
 async def test_tasks_and_statistics_are_equal_on_both_sides(pair):
     engine, client = pair
     here, there = engine.queue("mail", tenant="acme"), client.queue("mail", tenant="acme")
