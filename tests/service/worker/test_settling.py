@@ -20,6 +20,7 @@ class Outage:
     """While it lasts, no lease can be ended."""
 
     def __init__(self, monkeypatch) -> None:
+        self.error: lodeq.LodeqError = lodeq.UnreachableError("no answer")
         self.lasts = True
         self.tries = 0
         for name in ("complete", "nack", "release", "bury", "cancel"):
@@ -29,7 +30,7 @@ class Outage:
         async def calling(lease, *args, **kwargs):
             self.tries += 1
             if self.lasts:
-                raise lodeq.UnreachableError("no answer")
+                raise self.error
             await call(lease, *args, **kwargs)
 
         return calling
@@ -78,6 +79,36 @@ async def test_what_is_done_is_told_however_long_the_store_was_away(app, clock, 
         await clock.advance(2)
         await until(lambda: worker.outcomes == {"completed": 1})
         assert (await engine.stats()).completed_total == 1
+
+
+async def test_what_is_done_is_told_once_its_shard_has_a_leader_again(app, clock, outage):
+    outage.error = lodeq.NotLeaderError("an election")
+    async with working(app, clock, concurrency=1) as (engine, worker):
+        receipt = await enqueue(engine)
+        for _ in range(40):
+            await clock.advance(0.5)
+        outage.lasts = False
+        await clock.advance(2)
+        await until(lambda: worker.outcomes)
+        assert worker.outcomes == {"completed": 1}
+        assert (await engine.get(receipt.id)).state == "completed"
+
+
+async def test_a_leader_that_is_another_process_is_not_waited_for_beyond_the_lease(
+    app, clock, outage
+):
+    outage.error = lodeq.NotLeaderError("another one leads it", leader="https://b.example")
+    async with working(app, clock, concurrency=1) as (engine, worker):
+        await enqueue(engine)
+        await until(lambda: outage.tries)
+        (lease,) = worker._runs
+        await clock.advance(lease.lease_s - 1)
+        assert not worker.outcomes
+        for _ in range(4):
+            await clock.advance(1)
+        await until(lambda: worker.outcomes)
+        assert worker.outcomes == {"lost": 1}
+        assert not worker.running
 
 
 async def test_a_stop_does_not_wait_for_ever_for_the_store(app, clock, outage):
