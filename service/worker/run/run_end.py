@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
@@ -20,14 +20,16 @@ from ....repository.model.error_text import repr_of
 from .log_fields import fields
 
 if TYPE_CHECKING:
+    from ....repository.tasks.lease import Lease
     from .backend import WorkerBackend
     from .context import Context
 
-__all__ = ["CANCELLED_WORKER", "LOST", "RELEASED", "UNREACHED", "Outcome", "end_lease"]
+__all__ = ["CANCELLED_WORKER", "LOST", "RELEASED", "UNREACHED", "Outcome", "end_lease", "give_back"]
 
 TRIES: Final = 6  # at least so many while the store does not answer; more until it is cut short
 PAUSE_S: Final = 0.1  # after the first try; doubles …
 PAUSE_S_MAX: Final = 2.0  # … up to this
+GIVE_BACK_S: Final = 5.0  # for a store that does not answer, while the worker stops
 # The store is busy, out of reach, or without a leader: the same call may succeed later.
 UNREACHED: Final = (BusyError, CommitUnknownError, NotLeaderError)
 log = logging.getLogger("lodeq.worker")
@@ -94,6 +96,35 @@ async def end_lease(backend: WorkerBackend, context: Context, outcome: Outcome) 
     except BaseException as error:  # noqa: BLE001 - a codec may raise anything
         return await _bury(backend, context, error)
     return outcome
+
+
+async def give_back(leases: Sequence[Lease]) -> None:
+    """Release leases that no run ends, also while the worker's host is cancelled.
+
+    All at once: one that a silent node has must not keep the others. Errors are logged.
+    """
+    with anyio.move_on_after(GIVE_BACK_S, shield=True):
+        async with anyio.create_task_group() as group:
+            for lease in leases:
+                group.start_soon(_give_one_back, lease)
+
+
+async def _give_one_back(lease: Lease) -> None:
+    def note(why: object) -> None:
+        log.warning(
+            "task %s was not released: %s",
+            lease.task_id,
+            why,
+            extra=fields("outcome_not_stored", lease),
+        )
+
+    try:
+        await lease.release()
+    except (LodeqError, OSError) as error:
+        note(repr(error))
+    except anyio.get_cancelled_exc_class():
+        note(f"no answer within {GIVE_BACK_S:g} s")
+        raise
 
 
 async def _bury(backend: WorkerBackend, context: Context, error: BaseException) -> Outcome:
