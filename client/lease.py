@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import datetime
 from types import TracebackType
@@ -146,6 +147,7 @@ class RemoteLease(LeaseFacts):
             raise
 
     async def __aenter__(self) -> Self:
+        self._pid = os.getpid()
         return self
 
     async def __aexit__(
@@ -154,8 +156,8 @@ class RemoteLease(LeaseFacts):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not self.is_live:
-            return
+        if not self.is_live or self._pid not in (None, os.getpid()):
+            return  # a forked child leaves the block of its parent, which is still in it
         if error is None:
             await self.complete()
         elif isinstance(error, Exception):

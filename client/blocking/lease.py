@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import datetime
 from types import TracebackType
@@ -147,6 +148,7 @@ class SyncRemoteLease(LeaseFacts):
             raise
 
     def __enter__(self) -> Self:
+        self._pid = os.getpid()
         return self
 
     def __exit__(
@@ -155,8 +157,8 @@ class SyncRemoteLease(LeaseFacts):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not self.is_live:
-            return
+        if not self.is_live or self._pid not in (None, os.getpid()):
+            return  # a forked child leaves the block of its parent, which is still in it
         if error is None:
             self.complete()
         elif isinstance(error, Exception):
