@@ -26,6 +26,7 @@ from .cleanup import RunScope
 from .context import Context, running_in
 from .control import Bury, Cancel, Control, Retry, Snooze
 from .elsewhere import Elsewhere, NoSuchFunctionError
+from .forked_child import ChildEnds
 from .functions import TIMEOUT_HEADER, TaskFunction, name_in
 from .log_fields import fields
 from .loop_guard import ChildExitError
@@ -130,7 +131,8 @@ class Handlers:
         """Call the function inside the middleware: its ``own`` is inside the app's."""
 
         async def innermost() -> Any:
-            return await (call() if context.permit is None else context.permit.call(call))
+            with ChildEnds():
+                return await (call() if context.permit is None else context.permit.call(call))
 
         chain: CallNext = innermost
         for middleware in reversed((*self._middleware, *own)):
