@@ -34,7 +34,7 @@ class PendingClaims:
         self._rng = SystemRng()
         self._lock = Lock()
         self._ids: set[bytes] = set()
-        self._is_closing = False
+        self.is_closing = False  # or closed
         watch_forks(self)
 
     def forked(self) -> None:
@@ -54,7 +54,7 @@ class PendingClaims:
                 at the end of their length.
         """
         with self._lock:
-            if self._is_closing:
+            if self.is_closing:
                 raise ClosedError(CLOSED)
             self._ids.add(claim_id)
         try:
@@ -97,12 +97,12 @@ class PendingClaims:
 
         def begun(id: bytes) -> None:
             with self._lock:
-                if self._is_closing:  # it would be taken back by nobody
+                if self.is_closing:  # it would be taken back by nobody
                     raise ClosedError(CLOSED)
                 self._ids.add(id)
             ids.append(id)
 
-        if self._is_closing:
+        if self.is_closing:
             raise ClosedError(CLOSED)
         try:
             found = fast.claim(template, limit, lease_s, wait_s, worker, begun)
@@ -124,7 +124,7 @@ class PendingClaims:
     def close(self) -> None:
         """Refuse further claims and take back those that are not answered yet."""
         with self._lock:
-            self._is_closing = True
+            self.is_closing = True
             claim_ids: set[bytes] = set()
             if self._session.takes_claim_ids:
                 claim_ids, self._ids = self._ids, claim_ids
