@@ -5,10 +5,12 @@ Taking back claims whose answers nobody reads, giving leases back, and work that
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from ...engine.runtime.clock import SystemClock
 from ...engine.runtime.ids import SystemRng
 from ...errors import ClosedError, LodeqError, UnreachableError
 from .. import calls
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PendingClaims", "Releasable", "give_back", "in_thread"]
 
+GIVE_BACK_S: Final = 5.0  # how long whoever leaves may wait for its releases to arrive
+_RELEASES_MAX: Final = 8  # at once
 T = TypeVar("T")
 
 
@@ -161,13 +165,41 @@ class Releasable(Protocol):
 
 
 def give_back(leases: Iterable[Releasable]) -> None:
-    """Release leases that nobody will work on. A lease whose release fails runs out."""
-    for lease in leases:
-        if lease.is_live:
+    """Release leases that nobody will work on. A lease whose release fails, or is late, runs out.
+
+    Several are released at once, by threads that are waited for only so long: one that a silent
+    server has must neither keep the others nor hold up whoever leaves.
+    """
+    live = [lease for lease in leases if lease.is_live]
+    left = deque(live)
+
+    def release_some() -> None:
+        while left:
+            try:
+                lease = left.popleft()
+            except IndexError:  # another thread was faster
+                return
             try:
                 lease.release()
             except LodeqError:
                 lease.end()
+
+    if len(live) < 2:
+        release_some()
+        return
+    until = SystemClock.mono() + GIVE_BACK_S
+    threads = [Thread(target=release_some, daemon=True) for _ in live[:_RELEASES_MAX]]
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError:  # no more threads, or the interpreter is on its way out
+        release_some()
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join(max(0.0, until - SystemClock.mono()))
+    left.clear()
+    for lease in live:
+        lease.end()
 
 
 def in_thread(function: Callable[[], T]) -> T:
