@@ -118,6 +118,7 @@ FORM: Final = MSGPACK_FORM
 PAYLOAD_PART_BYTES_MAX: Final = 1 << 20  # of a payload, in one answer
 CHUNK_BYTES_MAX: Final = 2 << 20  # of tasks or results in one request
 OPTIONS_BYTES_MAX: Final = 256 << 10  # of an enqueue of many over the link
+REASON_BYTES_MAX: Final = 32 << 10  # no server keeps more of one: see ``Limits``
 PackedTask = tuple[int, bytes, bytes | None]  # kind, payload, and options if there are any
 LEASE_S: Final = 30.0
 CLAIM_ID_BYTES: Final = 16
@@ -636,7 +637,8 @@ def nack(verb: str, lease: Granted, delay: Duration | None, reason: object) -> C
         verb: ``nack``, ``release``, ``bury``, ``redrive`` or ``cancel``.
         lease: the lease as it was granted.
         delay: seconds before the task is ready again; None lets its backoff decide.
-        reason: text for ``nack`` and ``bury``; the server cuts it at ``reason_bytes_max``.
+        reason: text for ``nack`` and ``bury``; the server cuts it at ``reason_bytes_max``. Of a
+            very long one no more is sent than a server may keep: else it would refuse the call.
     """
     doc = proof_of(lease)
     if delay is not None:
@@ -644,7 +646,8 @@ def nack(verb: str, lease: Granted, delay: Duration | None, reason: object) -> C
     if not isinstance(reason, str):
         raise UsageError(f"reason must be a str, not {type(reason).__name__}")
     if reason:
-        doc["reason"] = reason.encode("utf-8", "replace").decode()
+        raw = reason[:REASON_BYTES_MAX].encode("utf-8", "replace")[:REASON_BYTES_MAX]
+        doc["reason"] = raw.decode("utf-8", "ignore")
     return Call("POST", f"/leases/{verb}", doc, is_write=True)
 
 

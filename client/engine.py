@@ -41,15 +41,19 @@ class RemoteEngine(RemoteCalls):
     def sync(self) -> SyncRemoteEngine:
         """The same server for other threads, over connections of their own.
 
+        Closed, it is made anew for whoever asks next, until this client is closed.
+
         It takes this client's leases too: ``engine.sync.heartbeat_many(leases)`` in a thread keeps
         them alive while a handler blocks the loop.
         """
-        if self._sync is None:
+        found = self._sync
+        if found is None or (found._claims.is_closing and not self._claims.is_closing):
             from .blocking.connect import transport_to  # noqa: PLC0415 - only for those who use it
             from .blocking.engine import SyncRemoteEngine  # noqa: PLC0415
 
-            self._sync = SyncRemoteEngine(transport_to(self._transport.target), self.session)
-        return self._sync
+            found = SyncRemoteEngine(transport_to(self._transport.target), self.session)
+            self._sync = found
+        return found
 
     async def close(self) -> None:
         """Close the connections. The server and its engine go on; so do leases, until they end.

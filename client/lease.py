@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import datetime
 from types import TracebackType
@@ -12,6 +13,7 @@ from ..engine.runtime.clock import SystemClock
 from ..errors import LeaseLostError
 from ..repository.model.arguments import duration_s
 from ..repository.model.codec import SLICE_BYTES, check_slice
+from ..repository.model.error_text import repr_of
 from ..repository.model.values import Codec, Duration, NewTask
 from . import calls
 from .calls import Call, Session
@@ -145,6 +147,7 @@ class RemoteLease(LeaseFacts):
             raise
 
     async def __aenter__(self) -> Self:
+        self._pid = os.getpid()
         return self
 
     async def __aexit__(
@@ -153,11 +156,11 @@ class RemoteLease(LeaseFacts):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not self.is_live:
-            return
+        if not self.is_live or self._pid not in (None, os.getpid()):
+            return  # a forked child leaves the block of its parent, which is still in it
         if error is None:
             await self.complete()
         elif isinstance(error, Exception):
-            await self.nack(reason=repr(error))
+            await self.nack(reason=repr_of(error))
         else:
             await give_back([self])

@@ -23,12 +23,13 @@ _mono = SystemClock.mono
 class LeaseFacts:
     """The fields of a lease, and whether it is live: shared by both clients."""
 
-    __slots__ = ("_codec", "_granted", "_is_live", "_until_mono", "deadline")
+    __slots__ = ("_codec", "_granted", "_is_live", "_pid", "_until_mono", "deadline")
 
     def __init__(self, granted: Granted, codec: Codec | None) -> None:
         self._granted = granted
         self._codec = codec
         self._is_live = True
+        self._pid: int | None = None  # of the process that is in its block
         self.deadline: datetime = granted.deadline
         self._until_mono = _mono() + granted.lease_s
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -11,6 +12,7 @@ from anyio import create_task_group, sleep
 
 from ..errors import LodeqError, UsageError
 from .lease import RemoteLease
+from .lease_facts import may_be_live
 from .requests import RemoteRequests
 from .waits import give_back
 
@@ -77,6 +79,13 @@ class RemoteLeaseStream:
                 raise UsageError(INSIDE)
             while self._waiting:
                 lease = self._waiting.popleft()
+                if not may_be_live(lease):  # it has waited for too long, or the server is away
+                    try:
+                        with suppress(LodeqError):
+                            await lease.heartbeat()
+                    except BaseException:  # cancelled, or an interrupt: it goes back at the end
+                        self._waiting.appendleft(lease)
+                        raise
                 if lease.is_live:  # else a heartbeat has found that it is lost
                     return lease
             claimed = await self._claim()

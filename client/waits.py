@@ -37,7 +37,7 @@ class PendingClaims:
         self._session = session
         self._rng = SystemRng()
         self._ids: set[bytes] = set()
-        self._is_closing = False
+        self.is_closing = False  # or closed
 
     def draw_id(self) -> bytes:
         """A new id for one claim."""
@@ -52,7 +52,7 @@ class PendingClaims:
 
         Cancellation: the claim is taken back, so its leases go back at once.
         """
-        if self._is_closing:
+        if self.is_closing:
             raise ClosedError(CLOSED)
         self._ids.add(claim_id)
         try:
@@ -90,12 +90,12 @@ class PendingClaims:
             wait_s: seconds that this poll may wait.
             worker: at most 256 bytes, checked.
         """
-        if self._is_closing:
+        if self.is_closing:
             raise ClosedError(CLOSED)
         ids: list[bytes] = []  # in a cluster one for each node that is asked
 
         def begun(id: bytes) -> None:
-            if self._is_closing:  # it would be taken back by nobody
+            if self.is_closing:  # it would be taken back by nobody
                 raise ClosedError(CLOSED)
             ids.append(id)
             self._ids.add(id)
@@ -118,7 +118,7 @@ class PendingClaims:
 
     async def close(self) -> None:
         """Refuse further claims and take back those that are not answered yet."""
-        self._is_closing = True
+        self.is_closing = True
         if self._session.takes_claim_ids:
             claim_ids, self._ids = self._ids, set()
             await self._cancel(claim_ids)

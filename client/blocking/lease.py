@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import datetime
 from types import TracebackType
@@ -13,6 +14,7 @@ from ...engine.runtime.clock import SystemClock
 from ...errors import LeaseLostError
 from ...repository.model.arguments import duration_s
 from ...repository.model.codec import SLICE_BYTES, check_slice
+from ...repository.model.error_text import repr_of
 from ...repository.model.values import Codec, Duration, NewTask
 from .. import calls
 from ..calls import Call, Session
@@ -146,6 +148,7 @@ class SyncRemoteLease(LeaseFacts):
             raise
 
     def __enter__(self) -> Self:
+        self._pid = os.getpid()
         return self
 
     def __exit__(
@@ -154,11 +157,11 @@ class SyncRemoteLease(LeaseFacts):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not self.is_live:
-            return
+        if not self.is_live or self._pid not in (None, os.getpid()):
+            return  # a forked child leaves the block of its parent, which is still in it
         if error is None:
             self.complete()
         elif isinstance(error, Exception):
-            self.nack(reason=repr(error))
+            self.nack(reason=repr_of(error))
         else:
             give_back([self])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from threading import Event, Thread
 from types import TracebackType
 from typing import Self
 
 from ...errors import LodeqError
+from ..lease_facts import may_be_live
 from .lease import SyncRemoteLease
 from .requests import SyncRemoteRequests
 from .waits import give_back
@@ -39,6 +42,17 @@ class SyncRemoteLeaseStream:
         self._over = Event()
         self._thread: Thread | None = None
         self._is_entered = False
+        self._pid = os.getpid()
+
+    def _let_go_in_child(self) -> None:
+        """In a forked child: what is held is the parent's, which works on it."""
+        if self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        self._waiting = deque()
+        self._held = []
+        self._over = Event()
+        self._thread = None
 
     def __enter__(self) -> Self:
         self._is_entered = True
@@ -51,6 +65,7 @@ class SyncRemoteLeaseStream:
         traceback: TracebackType | None,
     ) -> None:
         self._is_entered = False
+        self._let_go_in_child()
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -68,10 +83,19 @@ class SyncRemoteLeaseStream:
 
     def _each(self) -> Iterator[SyncRemoteLease]:
         while True:
+            self._let_go_in_child()
             while self._waiting:
                 lease = self._waiting.popleft()
+                if not may_be_live(lease):  # it has waited for too long, or the server is away
+                    try:
+                        with suppress(LodeqError):
+                            lease.heartbeat()
+                    except BaseException:  # cancelled, or an interrupt: it goes back at the end
+                        self._waiting.appendleft(lease)
+                        raise
                 if lease.is_live:  # else a heartbeat has found that it is lost
                     yield lease
+                    self._let_go_in_child()
             claimed = self._claim()
             self._waiting.extend(claimed)
             if self._is_kept_alive and claimed:

@@ -5,10 +5,12 @@ Taking back claims whose answers nobody reads, giving leases back, and work that
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from ...engine.runtime.clock import SystemClock
 from ...engine.runtime.ids import SystemRng
 from ...errors import ClosedError, LodeqError, UnreachableError
 from .. import calls
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PendingClaims", "Releasable", "give_back", "in_thread"]
 
+GIVE_BACK_S: Final = 5.0  # how long whoever leaves may wait for its releases to arrive
+_RELEASES_MAX: Final = 8  # at once
 T = TypeVar("T")
 
 
@@ -34,7 +38,7 @@ class PendingClaims:
         self._rng = SystemRng()
         self._lock = Lock()
         self._ids: set[bytes] = set()
-        self._is_closing = False
+        self.is_closing = False  # or closed
         watch_forks(self)
 
     def forked(self) -> None:
@@ -54,7 +58,7 @@ class PendingClaims:
                 at the end of their length.
         """
         with self._lock:
-            if self._is_closing:
+            if self.is_closing:
                 raise ClosedError(CLOSED)
             self._ids.add(claim_id)
         try:
@@ -97,12 +101,12 @@ class PendingClaims:
 
         def begun(id: bytes) -> None:
             with self._lock:
-                if self._is_closing:  # it would be taken back by nobody
+                if self.is_closing:  # it would be taken back by nobody
                     raise ClosedError(CLOSED)
                 self._ids.add(id)
             ids.append(id)
 
-        if self._is_closing:
+        if self.is_closing:
             raise ClosedError(CLOSED)
         try:
             found = fast.claim(template, limit, lease_s, wait_s, worker, begun)
@@ -124,7 +128,7 @@ class PendingClaims:
     def close(self) -> None:
         """Refuse further claims and take back those that are not answered yet."""
         with self._lock:
-            self._is_closing = True
+            self.is_closing = True
             claim_ids: set[bytes] = set()
             if self._session.takes_claim_ids:
                 claim_ids, self._ids = self._ids, claim_ids
@@ -161,13 +165,41 @@ class Releasable(Protocol):
 
 
 def give_back(leases: Iterable[Releasable]) -> None:
-    """Release leases that nobody will work on. A lease whose release fails runs out."""
-    for lease in leases:
-        if lease.is_live:
+    """Release leases that nobody will work on. A lease whose release fails, or is late, runs out.
+
+    Several are released at once, by threads that are waited for only so long: one that a silent
+    server has must neither keep the others nor hold up whoever leaves.
+    """
+    live = [lease for lease in leases if lease.is_live]
+    left = deque(live)
+
+    def release_some() -> None:
+        while left:
+            try:
+                lease = left.popleft()
+            except IndexError:  # another thread was faster
+                return
             try:
                 lease.release()
             except LodeqError:
                 lease.end()
+
+    if len(live) < 2:
+        release_some()
+        return
+    until = SystemClock.mono() + GIVE_BACK_S
+    threads = [Thread(target=release_some, daemon=True) for _ in live[:_RELEASES_MAX]]
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError:  # no more threads, or the interpreter is on its way out
+        release_some()
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join(max(0.0, until - SystemClock.mono()))
+    left.clear()
+    for lease in live:
+        lease.end()
 
 
 def in_thread(function: Callable[[], T]) -> T:

@@ -25,6 +25,7 @@ from ...errors import LeaseLostError
 from ..model.arguments import duration_s
 from ..model.codec import SLICE_BYTES, check_slice, decode_headers, decode_value, not_loaded
 from ..model.encoded_tasks import to_datetime
+from ..model.error_text import repr_of
 from ..model.faces import labels_of
 from ..model.values import Duration, NewTask
 from ..state.lease_state import LeaseState
@@ -403,7 +404,7 @@ class Lease(LeaseState):
         if error is None:
             await self.complete()
         elif isinstance(error, Exception):
-            await self.nack(reason=repr(error))
+            await self.nack(reason=repr_of(error))
         else:  # cancelled, or the process is on its way out: no await may be left to wait for
             give_back(self.state, [self])
 

@@ -18,7 +18,7 @@ from .run.context import Context, Running
 from .run.log_fields import fields
 from .run.loop_guard import guarded_loop, watched
 from .run.progress_reports import ProgressReports
-from .run.run_end import CANCELLED_WORKER, RELEASED, end_lease
+from .run.run_end import CANCELLED_WORKER, RELEASED, end_lease, give_back
 from .run.task_run import Handlers, run_lease
 
 if TYPE_CHECKING:
@@ -297,9 +297,7 @@ class Worker:
         until = clock.mono() + self._handlers.cleanup_s + ABANDON_S
         while (self._runs or self._handlers.busy_threads) and clock.mono() < until:
             await self._one_ends(until)
-        for lease, context in list(self._runs.items()):
-            if not context.is_ending:  # else only the end of its lease is missing
-                await self._abandon(lease, context)
+        await self._abandon([one for one in self._runs.values() if not one.is_ending])
         self.has_left_some = bool(self._runs) or self._handlers.busy_threads > 0
         self.finished.set()
 
@@ -308,24 +306,18 @@ class Worker:
         with anyio.move_on_after(LAST_BEAT_S):
             await beats.end()
 
-    async def _abandon(self, lease: Lease, context: Context) -> None:
-        log.error(
-            "task %s (%r) does not end; its lease is released",
-            context.task_id,
-            context.name,
-            extra=fields("left_behind", context),
-        )
-        self._keepalive.drop(lease)
-        context.is_left = True
-        try:
-            await lease.release()
-        except (LodeqError, OSError) as error:
-            log.warning(
-                "task %s was not released: %r",
+    async def _abandon(self, runs: Sequence[Context]) -> None:
+        """Release what does not end; where only the end of a lease is missing, that goes on."""
+        for context in runs:
+            log.error(
+                "task %s (%r) does not end; its lease is released",
                 context.task_id,
-                error,
-                extra=fields("outcome_not_stored", context),
+                context.name,
+                extra=fields("left_behind", context),
             )
+            self._keepalive.drop(context.lease)
+            context.is_left = True
+        await give_back([context.lease for context in runs])
 
     async def _end_leases(self) -> None:
         """End the leases that runs have not ended: some were cancelled before their first step."""

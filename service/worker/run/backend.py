@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import anyio
@@ -11,7 +11,7 @@ from ....client.engine import RemoteEngine
 from ....engine.runtime.clock import Clock, SystemClock
 from ....engine.runtime.current_loop import current_spawner
 from ....engine.runtime.event_loop import Spawner
-from ....errors import UsageError
+from ....errors import ClosedError, LeaseLostError, UsageError
 from ....repository.api.engine import Engine
 from ....repository.api.view import view_of
 from .lease_thread import ThreadKeepalive
@@ -19,7 +19,7 @@ from .lease_thread import ThreadKeepalive
 if TYPE_CHECKING:
     from ....repository.tasks.lease import Lease
 
-__all__ = ["Keepalive", "WorkerBackend", "backend_of"]
+__all__ = ["Keepalive", "SyncHeartbeats", "WorkerBackend", "backend_of"]
 
 LOOK_S = 1.0  # an embedded run learns within this time that its task was cancelled
 
@@ -80,6 +80,27 @@ class WorkerBackend:
                 timer.cancel()
 
 
+class SyncHeartbeats:
+    """Heartbeats over a client's ``sync``, which a task function may close at any moment.
+
+    Args:
+        engine: the client.
+    """
+
+    def __init__(self, engine: RemoteEngine) -> None:
+        self._engine = engine
+
+    def heartbeat_many(self, leases: Sequence[Any]) -> list[LeaseLostError | None]:
+        """Extend these leases; ``ClosedError`` once the client itself is closed."""
+        sync = self._engine.sync
+        try:
+            return sync.heartbeat_many(leases)
+        except ClosedError:
+            if self._engine.sync is sync:
+                raise
+            return self._engine.sync.heartbeat_many(leases)
+
+
 def backend_of(engine: Any) -> WorkerBackend:
     """Return the backend of an engine, or of a client of a served one."""
     if isinstance(engine, Engine):
@@ -95,7 +116,7 @@ def backend_of(engine: Any) -> WorkerBackend:
     spawner = current_spawner()
 
     def served(on_lost: Callable[[Lease], None]) -> Keepalive:
-        return ThreadKeepalive(engine.sync, spawner, on_lost)
+        return ThreadKeepalive(SyncHeartbeats(engine), spawner, on_lost)
 
     return WorkerBackend(
         cast("Engine", engine),

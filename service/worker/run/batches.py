@@ -16,6 +16,7 @@ import anyio
 from ....errors import UsageError
 from ..typed.resolve import caller_names, globals_of, resolved
 from .context import run_of_caller
+from .forked_child import ChildEnds
 from .provided import FROM_SETUP
 from .threads import ThreadPermit, Threads
 
@@ -172,7 +173,8 @@ class Batches:
 
     async def _ends(self, batch: _Batch, items: list[Any], given: dict[str, Any]) -> Sequence[Any]:
         if batch.permit is None:
-            value = await self._function(items, **given)
+            with ChildEnds():
+                value = await self._function(items, **given)
         else:
             value = await batch.permit.call(lambda: self._function(items, **given))
         if value is None:

@@ -16,7 +16,7 @@ import anyio
 
 from ....errors import ClosedError, InvariantError, LodeqError, StoragePoisonedError, UsageError
 from .limits import Gate
-from .log_fields import fields
+from .run_end import give_back
 
 if TYPE_CHECKING:
     from ....repository.api.queue import Queue
@@ -127,21 +127,9 @@ class Claimer:
                 continue
             pause_s = PAUSE_S
             if self._is_stopping:
-                await self._give_back(leases)
+                await give_back(leases)
             elif leases:
                 self._start(self, leases)
-
-    async def _give_back(self, leases: Sequence[Lease]) -> None:
-        for lease in leases:
-            try:
-                await lease.release()
-            except (LodeqError, OSError) as error:
-                log.warning(
-                    "task %s was not released: %r",
-                    lease.task_id,
-                    error,
-                    extra=fields("outcome_not_stored", lease),
-                )
 
     async def _claim(self, limit: int) -> list[Lease]:
         self._skipped = skip = self.gate.full_tenants

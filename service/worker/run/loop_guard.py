@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import traceback
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ import anyio
 
 from ....errors import UsageError
 from .context import Context, run_in, run_of_caller
+from .forked_child import end_child
 from .log_fields import fields
 
 __all__ = ["ChildExitError", "guarded_loop", "lasting_loop", "watched"]
@@ -110,6 +112,29 @@ class _LoopGuard:
 
 
 _guards: WeakKeyDictionary[Loop, _LoopGuard] = WeakKeyDictionary()
+
+
+def _in_child() -> None:
+    """In a child that a run has forked: end it when it comes back to the loop of its parent."""
+    run = run_of_caller()
+    if run is not None:
+        for loop in list(_guards):
+            with suppress(RuntimeError):  # that loop is of another thread, which is not here
+                loop.call_soon(_come_back, run)
+
+
+def _come_back(run: Context) -> None:
+    log.error(
+        "task %s (%r): a child that it has forked came back to the event loop of the worker, and "
+        "is ended",
+        run.task_id,
+        run.name,
+        extra=fields("child_ended", run),
+    )
+    end_child(SystemExit(1))
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 class _Child(Coroutine[Any, Any, Any]):

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
-from ....errors import BusyError, CommitUnknownError, LeaseLostError, LodeqError, UsageError
+from ....errors import (
+    BusyError,
+    CommitUnknownError,
+    LeaseLostError,
+    LodeqError,
+    NotLeaderError,
+    UsageError,
+)
+from ....repository.model.error_text import repr_of
 from .log_fields import fields
 
 if TYPE_CHECKING:
+    from ....repository.tasks.lease import Lease
     from .backend import WorkerBackend
     from .context import Context
 
-__all__ = ["CANCELLED_WORKER", "LOST", "RELEASED", "Outcome", "end_lease"]
+__all__ = ["CANCELLED_WORKER", "LOST", "RELEASED", "UNREACHED", "Outcome", "end_lease", "give_back"]
 
 TRIES: Final = 6  # at least so many while the store does not answer; more until it is cut short
 PAUSE_S: Final = 0.1  # after the first try; doubles …
 PAUSE_S_MAX: Final = 2.0  # … up to this
+GIVE_BACK_S: Final = 5.0  # for a store that does not answer, while the worker stops
+# The store is busy, out of reach, or without a leader: the same call may succeed later.
+UNREACHED: Final = (BusyError, CommitUnknownError, NotLeaderError)
 log = logging.getLogger("lodeq.worker")
 
 
@@ -86,9 +98,38 @@ async def end_lease(backend: WorkerBackend, context: Context, outcome: Outcome) 
     return outcome
 
 
+async def give_back(leases: Sequence[Lease]) -> None:
+    """Release leases that no run ends, also while the worker's host is cancelled.
+
+    All at once: one that a silent node has must not keep the others. Errors are logged.
+    """
+    with anyio.move_on_after(GIVE_BACK_S, shield=True):
+        async with anyio.create_task_group() as group:
+            for lease in leases:
+                group.start_soon(_give_one_back, lease)
+
+
+async def _give_one_back(lease: Lease) -> None:
+    def note(why: object) -> None:
+        log.warning(
+            "task %s was not released: %s",
+            lease.task_id,
+            why,
+            extra=fields("outcome_not_stored", lease),
+        )
+
+    try:
+        await lease.release()
+    except (LodeqError, OSError) as error:
+        note(repr(error))
+    except anyio.get_cancelled_exc_class():
+        note(f"no answer within {GIVE_BACK_S:g} s")
+        raise
+
+
 async def _bury(backend: WorkerBackend, context: Context, error: BaseException) -> Outcome:
     """Bury a task whose result or follow-ups cannot be stored: another run would give the same."""
-    lease, why = context.lease, repr(error)
+    lease, why = context.lease, repr_of(error)
     if context.redaction is not None:
         why = context.redaction(why)
     reason = f"it ran, but its result could not be stored: {why}"
@@ -133,21 +174,27 @@ async def _retry(
 ) -> None:
     """Retry while the store is busy or does not answer, until the run is cut short.
 
+    A shard that this store does not lead may be led again after an election, and then has the
+    lease. It is not waited for longer than the lease: by then it is lost, or another's.
+
     Heartbeats go on meanwhile, and the store itself reports a lost lease. A complete that is
     repeated succeeds again. Any other end, if the first try did reach the store, reports *lease
     lost* when it is repeated, which is true as well.
     """
     context.is_ending = True
-    tries = 0
+    tries, unled_until = 0, float("inf")
     while True:
         try:
             await end()
-        except (BusyError, CommitUnknownError, OSError):
+        except (*UNREACHED, OSError) as error:
             tries += 1
-            if context.is_cut_short and tries >= TRIES:
+            now = backend.clock.mono()
+            if isinstance(error, NotLeaderError):
+                unled_until = min(unled_until, now + context.lease.lease_s)
+            if now >= unled_until or (context.is_cut_short and tries >= TRIES):
                 raise
             pause_s = min(PAUSE_S * 2 ** min(tries - 1, 8), PAUSE_S_MAX)
             context.pausing = anyio.Event()
-            await backend.wait(context.pausing, backend.clock.mono() + pause_s)
+            await backend.wait(context.pausing, now + pause_s)
         else:
             return

@@ -20,16 +20,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from ....errors import BusyError, CommitUnknownError, PayloadNotLoadedError, UsageError
+from ....errors import PayloadNotLoadedError, UsageError
 from .batches import Batches
 from .cleanup import RunScope
 from .context import Context, running_in
 from .control import Bury, Cancel, Control, Retry, Snooze
 from .elsewhere import Elsewhere, NoSuchFunctionError
+from .forked_child import ChildEnds
 from .functions import TIMEOUT_HEADER, TaskFunction, name_in
 from .log_fields import fields
 from .loop_guard import ChildExitError
-from .run_end import CANCELLED_WORKER, LOST, RELEASED, Outcome, end_lease
+from .run_end import CANCELLED_WORKER, LOST, RELEASED, UNREACHED, Outcome, end_lease
 from .shown_traceback import shown_traceback
 from .threads import Threads
 
@@ -130,7 +131,8 @@ class Handlers:
         """Call the function inside the middleware: its ``own`` is inside the app's."""
 
         async def innermost() -> Any:
-            return await (call() if context.permit is None else context.permit.call(call))
+            with ChildEnds():
+                return await (call() if context.permit is None else context.permit.call(call))
 
         chain: CallNext = innermost
         for middleware in reversed((*self._middleware, *own)):
@@ -260,7 +262,7 @@ async def _attempt(
         return elsewhere.give_back(backend.clock, context, name, error, is_unknown=True)
     except anyio.get_cancelled_exc_class():
         raise
-    except (BusyError, CommitUnknownError) as error:  # a large payload, and a store out of reach
+    except UNREACHED as error:  # a large payload, and a store out of reach
         return Outcome("released", delay_s=UNREAD_S, error=error)
     except BaseException as error:  # noqa: BLE001 - a codec may raise anything
         if isinstance(error, UsageError) and function is not None:

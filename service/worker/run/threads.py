@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import anyio
 from anyio.to_thread import run_sync
 
+from .forked_child import ChildEnds
+
 if TYPE_CHECKING:
     from ....engine.runtime.event_loop import Spawner
 
@@ -131,7 +133,8 @@ class ThreadPermit:
         busy, me = self._threads.busy, get_ident()
         busy.add(me)
         try:
-            value = function()
+            with ChildEnds():
+                value = function()
             if self._is_over and inspect.iscoroutine(value):
                 value.close()  # nobody will await it
         except BaseException as error:  # noqa: BLE001 - raised again, on the loop

@@ -6,12 +6,14 @@ from datetime import UTC, datetime
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import httpx
 import pytest
 from support_http import BASE, ServedOpening, serving, socket_path
 
 import lodeq
 import lodeq.testing
+from lodeq.client import lease_facts
 from lodeq.client import leases as streaming
 from lodeq.client.calls import Session, engine_call
 from lodeq.client.engine import RemoteEngine
@@ -21,6 +23,7 @@ from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
 
 pytestmark = pytest.mark.anyio
+_mono = lease_facts._mono
 
 
 @pytest.fixture
@@ -98,6 +101,35 @@ async def test_a_value_is_the_same_on_both_sides(pair, payload):
         await lease.complete(payload)
         assert (await engine.result(receipt.id)).value == payload
         assert await client.result(receipt.id) == await engine.result(receipt.id)
+
+
+@pytest.mark.parametrize("verb", ["nack", "bury"])
+@pytest.mark.parametrize("text", ["y", "\N{EURO SIGN}", "\udcff"], ids=["ascii", "euro", "half"])
+async def test_a_reason_of_any_length_is_cut_as_in_the_process(pair, verb, text):
+    reasons = []
+    for one in pair:
+        await one.queue("mail").enqueue(b"x", max_attempts=1)
+        lease = await one.queue("mail").claim_one()
+        await getattr(lease, verb)(reason=text * (9 << 20))
+        task = await one.get(lease.task_id)
+        reasons.append((task.state, task.reason))
+    assert reasons[0] == reasons[1]
+    assert reasons[0][0] == "dead"
+
+
+async def test_an_error_that_cannot_be_shown_ends_the_lease_of_its_block(pair):
+    class MuteError(Exception):
+        def __repr__(self) -> str:
+            raise RuntimeError("no text")
+
+    for one in pair:
+        await one.queue("mail").enqueue(b"x", max_attempts=1)
+        lease = await one.queue("mail").claim_one()
+        with pytest.raises(MuteError):
+            async with lease:
+                raise MuteError
+        task = await one.get(lease.task_id)
+        assert (task.state, task.reason) == ("dead", "MuteError")
 
 
 async def test_tasks_and_statistics_are_equal_on_both_sides(pair):
@@ -510,3 +542,35 @@ async def test_heartbeats_of_one_shard_that_is_led_elsewhere_are_not_lost(monkey
         only = [lease for lease in leases if state.shard_of(lease.task_id) is state.shards[1]]
         with pytest.raises(lodeq.NotLeaderError):
             await client.heartbeat_many(only)
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+async def test_a_stream_hands_out_no_lease_that_ran_out_while_it_waited(monkeypatch, is_blocking):
+    clock = lodeq.testing.ManualClock()
+
+    async def take(stream):
+        if is_blocking:
+            return await anyio.to_thread.run_sync(next, stream)
+        return await anext(stream)
+
+    with socket_path() as path:
+        async with lodeq.testing.open(clock=clock) as engine, serving(engine, path=path) as url:
+            here = engine.queue("mail")
+            for n in range(3):
+                await here.enqueue(n)
+            async with lodeq.connect(url) as client:
+                store = client.sync if is_blocking else client
+                stream = store.queue("mail").leases(lease=10, keepalive=False, wait=0.01)
+                each = iter(stream) if is_blocking else await stream.__aenter__()
+                assert (await take(each)).payload == 0
+                clock.advance(11)
+                monkeypatch.setattr(lease_facts, "_mono", lambda: _mono() + 11)
+                others = await here.claim(limit=9)
+                assert len(others) == 3
+                await here.enqueue("next")
+                assert (await take(each)).payload == "next"
+                assert all(one.is_live for one in others)
+                if is_blocking:
+                    await anyio.to_thread.run_sync(each.close)
+                else:
+                    await stream.__aexit__(None, None, None)

@@ -3,11 +3,14 @@
 import functools
 import multiprocessing
 import os
+import select
 import signal
+import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 import lodeq.testing
@@ -46,6 +49,9 @@ def fails(_: int) -> None:
 
 
 def nothing() -> None: ...
+
+
+LEAVES = [("returns", 0), ("raises", 1), ("exits", 3)]
 
 
 def app_with_children() -> App:
@@ -188,3 +194,63 @@ def test_a_pool_that_is_kept_survives_what_ends_its_users():
             kept.submit(nothing).result()
 
     assert anyio.run(work_until_told, app, use) == ["use", "worker"]
+
+
+async def comes_back(how: str) -> str:
+    if how == "awaits":
+        await anyio.lowlevel.checkpoint()
+    return leaves(how)
+
+
+def leaves(how: str) -> str:
+    if how == "exits":
+        sys.exit(3)
+    if how == "raises":
+        raise ValueError("in the child")
+    return "child"
+
+
+def status_of(pid: int, held: int) -> int:
+    """How a child has ended, which has the other end of that pipe; 9 if it goes on."""
+    if not select.select([held], [], [], 20)[0]:
+        os.kill(pid, signal.SIGKILL)
+    os.close(held)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize(
+    ("form", "how", "status"),
+    [
+        *((form, *one) for form in ("loop", "thread") for one in LEAVES),
+        ("loop", "awaits", 1),
+    ],
+)
+def test_a_forked_child_ends_where_its_function_does(form, how, status, backend):
+    if (how, backend) == ("awaits", "trio"):
+        pytest.skip("trio has no hook for it")
+    app = App()
+
+    @app.task("t", name="loop", max_attempts=1)
+    async def on_loop() -> int | str:
+        held, end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            return await comes_back(how)
+        os.close(end)
+        return status_of(pid, held)
+
+    @app.task("t", name="thread", max_attempts=1)
+    def in_thread() -> int | str:
+        held, end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            return leaves(how)
+        os.close(end)
+        return status_of(pid, held)
+
+    async def use(engine):
+        result = await (await app.function("t", form).enqueue()).result(wait=60)
+        assert (result.status, result.value) == ("completed", status)
+
+    assert anyio.run(work_until_told, app, use, backend=backend) == ["use", "worker"]

@@ -127,6 +127,36 @@ async def test_an_error_without_a_text_fails_a_task_that_cannot_be_unpacked(cloc
         assert (task.state, task.reason) == ("dead", "MuteError")
 
 
+async def test_a_result_whose_error_cannot_be_shown_is_buried(clock):
+    class MuteError(Exception):
+        def __repr__(self) -> str:
+            raise RuntimeError("no text")
+
+    class Codec:
+        def encode(self, value: object) -> bytes:
+            if value == "odd":
+                raise MuteError
+            return b"x"
+
+        def decode(self, data: bytes) -> object:
+            return {}
+
+    app = App(codec=Codec())
+
+    @app.task("odd")
+    async def odd() -> str:
+        return "odd"
+
+    async with working(app, clock) as (engine, worker):
+        receipt = await odd.enqueue()
+        await until(lambda: worker.outcomes and not worker.running)
+        task = await engine.get(receipt.id)
+        assert (task.state, task.reason) == (
+            "dead",
+            "it ran, but its result could not be stored: MuteError",
+        )
+
+
 @pytest.mark.parametrize("waits", [True, False], ids=["and waits", "and returns"])
 async def test_a_function_that_cancels_its_own_task_has_failed_or_returned(clock, waits):
     app = App()

@@ -11,6 +11,7 @@ from support_loop import on_loop
 import lodeq
 import lodeq.testing
 from lodeq.engine.runtime.current_loop import current_spawner
+from lodeq.service.worker.run.backend import SyncHeartbeats, backend_of
 from lodeq.service.worker.run.lease_thread import ThreadKeepalive
 from lodeq.worker import App, current
 
@@ -127,6 +128,50 @@ async def test_an_app_lives_in_a_served_store_as_in_its_own() -> None:
                 assert [r.value for r in results] == [[t, t, True] for t in "aaabbb"]
                 await until(lambda: worker.outcomes["completed"] == 12)
             assert (await engine.stats()).completed_total == 12
+
+
+@on_loop
+async def test_a_function_that_closes_the_blocking_client_ends_no_heartbeats() -> None:
+    with socket_path() as path:
+        async with lodeq.testing.open() as engine, serving(engine, path=path) as url:
+            async with lodeq.connect(url) as client:
+                await client.queue("mail").enqueue(b"x")
+                leases = await client.queue("mail").claim()
+                keeper = backend_of(client).start_keepalive(lambda lease: None)
+
+                def beat() -> object:
+                    return keeper._connection.heartbeat_many(leases)
+
+                def use() -> int:
+                    with client.sync as store:
+                        return store.queue("mail").stats().leased
+
+                for _ in range(2):
+                    assert await asyncio.to_thread(use) == 1
+                    assert await asyncio.to_thread(beat) == [None]
+            with pytest.raises(lodeq.ClosedError):
+                await asyncio.to_thread(beat)
+            with pytest.raises(lodeq.ClosedError):
+                await asyncio.to_thread(use)
+            keeper.close()
+
+
+@on_loop
+async def test_heartbeats_go_on_where_the_blocking_client_is_closed_under_one() -> None:
+    class Client:
+        """Its first blocking client is closed while a heartbeat is on its way."""
+
+        def __init__(self) -> None:
+            self.wires = [Wire(), Wire()]
+            self.wires[0].errors.append(lodeq.ClosedError("this client is closed"))
+
+        @property
+        def sync(self) -> Wire:
+            return self.wires[not self.wires[0].errors]
+
+    client = Client()
+    assert SyncHeartbeats(client).heartbeat_many([Lease(1)]) == [None]
+    assert len(client.wires[1].beats) == 1
 
 
 @on_loop

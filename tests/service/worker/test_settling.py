@@ -1,7 +1,7 @@
 """The end of a lease: a store out of reach, a lease that is another's by now."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import pytest
@@ -10,6 +10,7 @@ from support_behaviour import StillClock, in_memory, settle, sound, until
 import lodeq
 from lodeq.repository.api.queue import Queue
 from lodeq.repository.tasks.lease import Lease
+from lodeq.service.worker.run import run_end
 from lodeq.service.worker.worker import CLAIM_S
 from lodeq.worker import App, Cancel
 
@@ -20,6 +21,7 @@ class Outage:
     """While it lasts, no lease can be ended."""
 
     def __init__(self, monkeypatch) -> None:
+        self.error: lodeq.LodeqError = lodeq.UnreachableError("no answer")
         self.lasts = True
         self.tries = 0
         for name in ("complete", "nack", "release", "bury", "cancel"):
@@ -29,7 +31,7 @@ class Outage:
         async def calling(lease, *args, **kwargs):
             self.tries += 1
             if self.lasts:
-                raise lodeq.UnreachableError("no answer")
+                raise self.error
             await call(lease, *args, **kwargs)
 
         return calling
@@ -78,6 +80,36 @@ async def test_what_is_done_is_told_however_long_the_store_was_away(app, clock, 
         await clock.advance(2)
         await until(lambda: worker.outcomes == {"completed": 1})
         assert (await engine.stats()).completed_total == 1
+
+
+async def test_what_is_done_is_told_once_its_shard_has_a_leader_again(app, clock, outage):
+    outage.error = lodeq.NotLeaderError("an election")
+    async with working(app, clock, concurrency=1) as (engine, worker):
+        receipt = await enqueue(engine)
+        for _ in range(40):
+            await clock.advance(0.5)
+        outage.lasts = False
+        await clock.advance(2)
+        await until(lambda: worker.outcomes)
+        assert worker.outcomes == {"completed": 1}
+        assert (await engine.get(receipt.id)).state == "completed"
+
+
+async def test_a_leader_that_is_another_process_is_not_waited_for_beyond_the_lease(
+    app, clock, outage
+):
+    outage.error = lodeq.NotLeaderError("another one leads it", leader="https://b.example")
+    async with working(app, clock, concurrency=1) as (engine, worker):
+        await enqueue(engine)
+        await until(lambda: outage.tries)
+        (lease,) = worker._runs
+        await clock.advance(lease.lease_s - 1)
+        assert not worker.outcomes
+        for _ in range(4):
+            await clock.advance(1)
+        await until(lambda: worker.outcomes)
+        assert worker.outcomes == {"lost": 1}
+        assert not worker.running
 
 
 async def test_a_stop_does_not_wait_for_ever_for_the_store(app, clock, outage):
@@ -181,3 +213,84 @@ async def test_a_store_that_does_not_answer_holds_up_a_stop_once_however_many_qu
             await settle()
             await clock.advance(CLAIM_S)
             await until(worker.finished.is_set)
+
+
+@pytest.mark.parametrize("then", ["its time is over", "its host is cancelled"])
+async def test_one_lease_that_is_not_taken_back_keeps_no_other_that_came_too_late(
+    app, clock, monkeypatch, then
+):
+    """As where one node of a cluster is silent: the tasks of the others go back at once."""
+    claims, hangs, release, claim = [], [], Lease.release, Queue.claim
+    may_answer = asyncio.Event()
+
+    async def claim_late(queue, **options):
+        claims.append(queue)
+        await may_answer.wait()
+        return await claim(queue, **options)
+
+    async def release_but_one(lease, **options):
+        hangs.append(lease)
+        if len(hangs) == 1:
+            await anyio.sleep_forever()
+        await release(lease, **options)
+
+    async def host():
+        async with app.work(concurrency=20) as host.worker:
+            await host.worker.finished.wait()
+
+    monkeypatch.setattr(Queue, "claim", claim_late)
+    monkeypatch.setattr(Lease, "release", release_but_one)
+    monkeypatch.setattr(run_end, "GIVE_BACK_S", 0.01)
+    async with in_memory(clock) as engine, app.use(engine):
+        app.backend().is_served = True  # its claims are not cancelled
+        for _ in range(20):
+            await enqueue(engine)
+        task = asyncio.create_task(host())
+        await until(lambda: claims)
+        host.worker.stop()
+        await settle()
+        may_answer.set()
+        await until(lambda: hangs)
+        if then == "its host is cancelled":
+            task.cancel()
+        await clock.advance(CLAIM_S)
+        await asyncio.wait([task])
+        stats = await engine.queue("mail").stats()
+        assert (stats.ready, stats.leased) == (19, 1)
+
+
+async def test_one_run_that_is_left_behind_keeps_no_other_from_going_back(
+    clock, monkeypatch, caplog
+):
+    app, begun, over, hangs = App(grace=0), [], asyncio.Event(), []
+    release = Lease.release
+
+    @app.task("mail")
+    async def stubborn(n: int) -> None:
+        begun.append(n)
+        while not over.is_set():
+            with suppress(asyncio.CancelledError):
+                await over.wait()
+
+    async def release_but_one(lease, **options):
+        hangs.append(lease)
+        if len(hangs) == 1:
+            await anyio.sleep_forever()
+        await release(lease, **options)
+
+    monkeypatch.setattr(Lease, "release", release_but_one)
+    monkeypatch.setattr(run_end, "GIVE_BACK_S", 0.01)
+    async with in_memory(clock) as engine, app.use(engine):
+        for n in range(3):
+            await stubborn.enqueue(n)
+        async with app.work() as worker:
+            await until(lambda: len(begun) == 3)
+            worker.stop()
+            await settle()
+            await clock.advance(1000)
+            await until(lambda: len(hangs) == 3)
+            over.set()
+            await worker.finished.wait()
+        stats = await engine.queue("mail").stats()
+        assert stats.ready == 2
+    assert "was not released: no answer within 0.01 s" in caplog.text

@@ -6,7 +6,7 @@ import pytest
 from support_behaviour import until
 
 import lodeq
-from lodeq.errors import UnreachableError
+from lodeq.errors import NotLeaderError, UnreachableError
 from lodeq.worker import App
 
 pytestmark = pytest.mark.anyio
@@ -33,14 +33,15 @@ async def test_a_function_gets_it_as_bytes(tmp_path):
     assert seen == [LARGE]
 
 
-async def test_one_that_cannot_be_read_now_counts_no_attempt(tmp_path, monkeypatch):
-    """The store may be out of reach between the claim and the read."""
+@pytest.mark.parametrize("error", [UnreachableError, NotLeaderError])
+async def test_one_that_cannot_be_read_now_counts_no_attempt(tmp_path, monkeypatch, error):
+    """The store may be out of reach, or without a leader, between the claim and the read."""
     app, reads, real = App(), [], lodeq.Lease.read_payload
 
     async def read(lease):
         reads.append(lease.attempt)
         if len(reads) == 1:
-            raise UnreachableError("the server is deployed")
+            raise error("the server is deployed")
         return await real(lease)
 
     monkeypatch.setattr(lodeq.Lease, "read_payload", read)

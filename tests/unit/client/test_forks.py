@@ -51,6 +51,53 @@ with ThreadPoolExecutor(1) as threads:
 print("held")
 """
 
+# The parent waits for its child within the block of the first of three leases that it holds.
+STREAMS = """
+import os, sys
+import lodeq
+
+def leave(stream):
+    sys.exit(0)
+
+def fail(stream):
+    raise ValueError("in the child")
+
+def go_on(stream):
+    mail.enqueue("child")
+
+engine, other = lodeq.sync.connect(sys.argv[1]), lodeq.sync.connect(sys.argv[1])
+mail, seen = engine.queue("mail"), []
+mail.enqueue_many([lodeq.NewTask(n) for n in range(3)])
+stream = mail.leases(wait=0.001)
+child = None
+try:
+    with stream:
+        for lease in stream:
+            if child == 0:
+                lease.cancel()
+                seen += [] if lease.payload == "child" else [lease]
+                break
+            with lease:
+                if child is None:
+                    child = os.fork()
+                    if not child:
+                        globals()[sys.argv[2]](stream)
+                    if child:
+                        assert os.waitpid(child, 0)[1] == 0
+                if not child:
+                    continue
+                lease.heartbeat()
+                taken = other.queue("mail").claim(limit=9)
+                assert not taken, taken
+                seen.append((lease.payload, lease.attempt))
+            if len(seen) == 3:
+                break
+finally:
+    if child == 0:
+        os._exit(1 if seen else 0)
+print(*(n for n, attempt in sorted(seen) if attempt == 1), engine.stats().completed_total)
+"""
+
 
 ASYNC = """
 import os, sys
@@ -162,6 +209,11 @@ print("let go")
 )
 def test_a_client_goes_on_in_a_forked_child_and_in_its_parent(tmp_path, script, told):
     assert outcome(tmp_path, script) == told
+
+
+@pytest.mark.parametrize("child", ["leave", "fail", "go_on"])
+def test_leases_of_a_stream_are_its_parents_however_a_forked_child_leaves_it(tmp_path, child):
+    assert outcome(tmp_path, STREAMS, child) == "0 1 2 3"
 
 
 @pytest.mark.parametrize("child", ["calls", "closes", "blocks", "goes_on"])
