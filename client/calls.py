@@ -47,6 +47,7 @@ from ..repository.model.filters import position_of, start_of
 from ..repository.model.queue_settings import Unchanged, check_by, check_changes
 from ..repository.model.redaction import Redaction
 from ..repository.model.values import (
+    REASON_BYTES_MAX,
     AllTenants,
     AnyId,
     Backoff,
@@ -118,7 +119,6 @@ FORM: Final = MSGPACK_FORM
 PAYLOAD_PART_BYTES_MAX: Final = 1 << 20  # of a payload, in one answer
 CHUNK_BYTES_MAX: Final = 2 << 20  # of tasks or results in one request
 OPTIONS_BYTES_MAX: Final = 256 << 10  # of an enqueue of many over the link
-REASON_BYTES_MAX: Final = 32 << 10  # no server keeps more of one: see ``Limits``
 PackedTask = tuple[int, bytes, bytes | None]  # kind, payload, and options if there are any
 LEASE_S: Final = 30.0
 CLAIM_ID_BYTES: Final = 16

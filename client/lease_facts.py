@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..repository.model.codec import not_loaded
 from ..repository.model.values import Codec
 from .documents.records import Granted, decoded
 
-__all__ = ["LeaseFacts", "check_lease", "lost_error", "may_be_live"]
+__all__ = ["LeaseFacts", "check_lease", "end_unanswered", "lost_error", "may_be_live"]
 
 _mono = SystemClock.mono
 
@@ -178,3 +178,10 @@ def lost_error(lease: LeaseFacts, detail: str) -> LeaseLostError:
 def may_be_live(lease: LeaseFacts) -> bool:
     """Whether its length, from when the last good heartbeat was sent, is not over yet."""
     return _mono() < lease._until_mono
+
+
+def end_unanswered(leases: Iterable[LeaseFacts]) -> None:
+    """End those that have run out by this side's count: nobody says that they are still held."""
+    for lease in leases:
+        if not may_be_live(lease):
+            lease.end()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from anyio import create_task_group, sleep
 
-from ..errors import LodeqError, UsageError
+from ..errors import LeaseLostError, LodeqError, UsageError
 from .lease import RemoteLease
-from .lease_facts import may_be_live
+from .lease_facts import end_unanswered, may_be_live
 from .requests import RemoteRequests
 from .waits import give_back
 
@@ -79,14 +78,17 @@ class RemoteLeaseStream:
                 raise UsageError(INSIDE)
             while self._waiting:
                 lease = self._waiting.popleft()
-                if not may_be_live(lease):  # it has waited for too long, or the server is away
+                if lease.is_live and not may_be_live(lease):  # it has waited for too long
                     try:
-                        with suppress(LodeqError):
-                            await lease.heartbeat()
+                        await lease.heartbeat()
+                    except LeaseLostError:
+                        lease.end()
+                    except LodeqError:  # one look is enough: the claim below says what is wrong
+                        end_unanswered((lease, *self._waiting))
                     except BaseException:  # cancelled, or an interrupt: it goes back at the end
                         self._waiting.appendleft(lease)
                         raise
-                if lease.is_live:  # else a heartbeat has found that it is lost
+                if lease.is_live:  # else it is lost, or nobody says that it is not
                     return lease
             claimed = await self._claim()
             if self._group is None:  # left meanwhile, by another task

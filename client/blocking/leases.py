@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from threading import Event, Thread
 from types import TracebackType
 from typing import Self
 
-from ...errors import LodeqError
-from ..lease_facts import may_be_live
+from ...errors import LeaseLostError, LodeqError
+from ..lease_facts import end_unanswered, may_be_live
 from .lease import SyncRemoteLease
 from .requests import SyncRemoteRequests
 from .waits import give_back
@@ -86,14 +85,17 @@ class SyncRemoteLeaseStream:
             self._let_go_in_child()
             while self._waiting:
                 lease = self._waiting.popleft()
-                if not may_be_live(lease):  # it has waited for too long, or the server is away
+                if lease.is_live and not may_be_live(lease):  # it has waited for too long
                     try:
-                        with suppress(LodeqError):
-                            lease.heartbeat()
+                        lease.heartbeat()
+                    except LeaseLostError:
+                        lease.end()
+                    except LodeqError:  # one look is enough: the claim below says what is wrong
+                        end_unanswered((lease, *self._waiting))
                     except BaseException:  # cancelled, or an interrupt: it goes back at the end
                         self._waiting.appendleft(lease)
                         raise
-                if lease.is_live:  # else a heartbeat has found that it is lost
+                if lease.is_live:  # else it is lost, or nobody says that it is not
                     yield lease
                     self._let_go_in_child()
             claimed = self._claim()

@@ -46,6 +46,7 @@ __all__ = [
     "ALL_TENANTS",
     "CONFLICTS",
     "PAYLOAD_BYTES_MAX",
+    "REASON_BYTES_MAX",
     "REDRIVE_POLICIES",
     "AllTenants",
     "AnyId",
@@ -107,6 +108,7 @@ class Codec(Protocol):
 
 
 PAYLOAD_BYTES_MAX: Final = 64 << 20  # what ``Limits.payload_bytes_max`` may be
+REASON_BYTES_MAX: Final = 32 << 10  # what ``Limits.reason_bytes_max`` may be
 OVERHEAD_BYTES = 4096  # of a task, beside payload and headers: 126 for names, the rest fixed
 
 
@@ -180,7 +182,7 @@ class Limits:
             )
         if self.pending_max is not None and self.pending_max < 1:
             raise UsageError("pending_max must be at least 1, or None")
-        if self.results_max < 0 or not 0 <= self.reason_bytes_max <= 32 << 10:
+        if self.results_max < 0 or not 0 <= self.reason_bytes_max <= REASON_BYTES_MAX:
             raise UsageError("results_max must not be negative, reason_bytes_max at most 32 KiB")
         if not 0 <= self.history_s <= DURATION_S_MAX:
             raise UsageError("history_s must be between 0 (off) and ten years")

@@ -574,3 +574,42 @@ async def test_a_stream_hands_out_no_lease_that_ran_out_while_it_waited(monkeypa
                     await anyio.to_thread.run_sync(each.close)
                 else:
                     await stream.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+async def test_a_stream_hands_out_no_lease_of_which_nobody_says_that_it_is_held(
+    monkeypatch, is_blocking
+):
+    """One look is enough for all, and the claim that follows says what is wrong."""
+    looks = []
+    with socket_path() as path:
+        async with lodeq.testing.open() as engine, serving(engine, path=path) as url:
+            await engine.queue("mail").enqueue_many([lodeq.NewTask(n) for n in range(3)])
+            async with lodeq.connect(url) as client:
+                store = client.sync if is_blocking else client
+                stream = store.queue("mail").leases(lease=10, keepalive=False, wait=0.01)
+                each = iter(stream) if is_blocking else await stream.__aenter__()
+
+                async def take():
+                    return await (
+                        anyio.to_thread.run_sync(next, each) if is_blocking else anext(each)
+                    )
+
+                assert (await take()).payload == 0
+                waiting = list(stream._waiting)
+                assert len(waiting) == 2
+                gone = lodeq.UnreachableError("gone")
+
+                def look(self, *args):
+                    looks.append(self)
+                    raise gone
+
+                monkeypatch.setattr(type(waiting[0]), "heartbeat", look)
+                monkeypatch.setattr(stream, "_claim", look.__get__(stream))
+                monkeypatch.setattr(lease_facts, "_mono", lambda: _mono() + 11)
+                with pytest.raises(lodeq.UnreachableError, match="gone"):
+                    await take()
+                assert looks == [waiting[0], stream]
+                assert [one.is_live for one in waiting] == [False, False]
+                if not is_blocking:
+                    await stream.__aexit__(None, None, None)
