@@ -320,14 +320,18 @@ class Worker:
         await give_back([context.lease for context in runs])
 
     async def _end_leases(self) -> None:
-        """End the leases that runs have not ended: some were cancelled before their first step."""
+        """End the leases that runs have not ended: some were cancelled before their first step.
+
+        All at once: one that a silent node has must not keep the others.
+        """
         if not self._runs:
             return
         with anyio.CancelScope(shield=True):
-            for context in list(self._runs.values()):
-                context.cut_short()
-                end = CANCELLED_WORKER if context.has_cancelled_worker else RELEASED
-                await end_lease(self._backend, context, end)
+            async with anyio.create_task_group() as group:
+                for context in list(self._runs.values()):
+                    context.cut_short()
+                    end = CANCELLED_WORKER if context.has_cancelled_worker else RELEASED
+                    group.start_soon(end_lease, self._backend, context, end)
 
     async def _one_ends(self, until_mono: float) -> None:
         self._ended = anyio.Event()

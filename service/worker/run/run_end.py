@@ -188,6 +188,8 @@ async def _retry(
             await end()
         except (*UNREACHED, OSError) as error:
             tries += 1
+            if tries == TRIES:
+                _log_delay(context, error)
             now = backend.clock.mono()
             if isinstance(error, NotLeaderError):
                 unled_until = min(unled_until, now + context.lease.lease_s)
@@ -198,3 +200,18 @@ async def _retry(
             await backend.wait(context.pausing, now + pause_s)
         else:
             return
+
+
+def _log_delay(context: Context, error: BaseException) -> None:
+    """Say once that a run's end is still not stored: the fault may be its codec's, and last."""
+    why = repr_of(error)
+    if context.redaction is not None:
+        why = context.redaction(why)
+    log.warning(
+        "task %s (%r) has ended, and after %d tries that is not stored: %s; it is tried again",
+        context.task_id,
+        context.name,
+        TRIES,
+        why,
+        extra=fields("outcome_delayed", context),
+    )

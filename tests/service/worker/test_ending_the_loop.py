@@ -17,6 +17,7 @@ from support_http import socket_path
 from support_worker import processes
 
 import lodeq
+from lodeq.repository.tasks.lease import Lease
 from lodeq.service.worker.run import loop_guard
 from lodeq.service.worker.run.loop_guard import guarded_loop, lasting_loop
 from lodeq.worker import App, ChildExitError
@@ -404,6 +405,36 @@ def test_a_run_that_cancels_all_tasks_has_failed_and_the_others_have_not(itself,
     assert [(one.state, one.attempts) for one in (before, after)] == [("ready", 0)] * 2
     (told,) = [r for r in caplog.records if getattr(r, "event", "") == "run_ends_loop"]
     assert (told.levelname, told.function) == ("CRITICAL", "odd")
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'Worker._run' was never awaited")
+def test_a_lease_that_is_slow_to_end_keeps_no_other_where_all_tasks_are_cancelled(monkeypatch):
+    """As where one node of a cluster is silent: each try to reach it takes its time."""
+    app, asked, meanwhile, release = App(), [], [], Lease.release
+
+    @app.task("odd")
+    async def odd() -> None:
+        for task in asyncio.all_tasks():
+            task.cancel()
+        await anyio.sleep_forever()
+
+    @app.task("odd")
+    async def waits() -> None:
+        await anyio.sleep_forever()
+
+    async def release_slowly(lease, **options):
+        asked.append(lease)
+        await settle()
+        meanwhile.append(len(asked))
+        await release(lease, **options)
+
+    async def start():
+        return [await odd.enqueue(), await waits.enqueue(), await waits.enqueue()]
+
+    monkeypatch.setattr(Lease, "release", release_slowly)
+    ended_by(app, start)
+    gc.collect()
+    assert meanwhile == [2, 2]
 
 
 @pytest.mark.anyio

@@ -82,6 +82,24 @@ async def test_what_is_done_is_told_however_long_the_store_was_away(app, clock, 
         assert (await engine.stats()).completed_total == 1
 
 
+@pytest.mark.parametrize("error", [lodeq.BusyError("full"), ConnectionError("no key service")])
+async def test_an_end_that_cannot_be_stored_for_long_is_logged_once(
+    app, clock, outage, caplog, error
+):
+    """A store that is away, or a codec: both look alike, and the message tells which."""
+    outage.error = error
+    async with working(app, clock) as (engine, worker):
+        await enqueue(engine)
+        for _ in range(60):
+            await clock.advance(0.5)
+        outage.lasts = False
+        await clock.advance(2)
+        await until(lambda: worker.outcomes == {"completed": 1})
+    (record,) = [one for one in caplog.records if getattr(one, "event", "") == "outcome_delayed"]
+    assert repr(error) in record.getMessage()
+    assert record.function == "send"
+
+
 async def test_what_is_done_is_told_once_its_shard_has_a_leader_again(app, clock, outage):
     outage.error = lodeq.NotLeaderError("an election")
     async with working(app, clock, concurrency=1) as (engine, worker):
