@@ -343,6 +343,9 @@ class Coalescer:
     def check_session(self) -> None:
         """Before an answer that rests on memory alone. ``NotLeaderError`` where it may not."""
 
+    def check_absence(self) -> None:
+        """Before something is said not to be there. ``NotLeaderError``: it may be only not here."""
+
     def commit_barrier(self, *, is_durable: bool = False, is_local: bool = False) -> Future | None:
         """A future for everything queued so far to be applied (or durable); None if it is.
 

@@ -162,6 +162,11 @@ class ReplicatedCoalescer(Coalescer):
         has_failed = self.failure is not None
         return self.is_following or (has_failed and not self._replicator.is_leader(self.shard))
 
+    def check_absence(self) -> None:
+        """As ``Coalescer.check_absence``: a replica that follows may be behind."""
+        if self.is_given_up:
+            raise self.not_leader()
+
     @property
     def taken_number(self) -> int:
         """The number of the last entry that is committed here, whether the store took it or not."""

@@ -404,6 +404,7 @@ class Engine:
         Raises:
             RecordCorruptError: its record is damaged, without which it cannot be found. ``list``
                 shows it, ``purge`` ends it, a claim that comes to it buries it.
+            NotLeaderError: it is not in this replica's copy, and another one leads its shard.
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
@@ -415,6 +416,7 @@ class Engine:
 
         Raises:
             TaskNotFoundError: there is no such task, or it has ended.
+            NotLeaderError: it is not in this replica's copy, and another one leads its shard.
             RecordCorruptError: it is lost or damaged. StorageError: the disk failed.
 
         Durability: what it shows is committed. Cancellation: changes nothing.
@@ -437,6 +439,7 @@ class Engine:
 
         Raises:
             TaskNotFoundError: there is no such task, or it has ended.
+            NotLeaderError: it is not in this replica's copy, and another one leads its shard.
             RecordCorruptError: it is lost or damaged. StorageError: the disk failed.
 
         Durability: what it shows is committed. Cancellation: changes nothing.
@@ -454,6 +457,7 @@ class Engine:
         Raises:
             TaskNotFoundError: it never existed, or its result has expired. Its ``state`` says how
                 the task ended, as long as the history knows it.
+            NotLeaderError: it is not in this replica's copy, and another one leads its shard.
             RecordCorruptError: its result is damaged.
 
         Durability: what it shows is committed. Cancellation: changes nothing.
@@ -468,6 +472,7 @@ class Engine:
 
         Raises:
             TaskNotFoundError: it never existed, or its history is over.
+            NotLeaderError: it is not in this replica's copy, and another one leads its shard.
             RecordCorruptError: what is known of it is damaged.
 
         Durability: what it shows is committed. Cancellation: changes nothing.

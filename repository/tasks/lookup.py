@@ -411,6 +411,8 @@ async def get(state: EngineState, task_id: TaskId, payloads: Payloads = "decoded
     """See ``Engine.get``."""
     shard = state.shard_of(task_id)
     found = find_task(state, shard, task_id, payloads)
+    if found is None:
+        shard.coalescer.check_absence()
     await state.commit_barrier(shard)
     return found
 
@@ -453,6 +455,7 @@ async def open_payload(state: EngineState, task_id: TaskId, slice_bytes: int) ->
     shard = state.shard_of(task_id)
     task = read_task(shard, task_id)
     if task is None:
+        shard.coalescer.check_absence()
         await state.commit_barrier(shard)
         raise TaskNotFoundError(f"task {task_id} is not there, or has ended: it has no payload")
     if is_streamed_task(task):
@@ -489,6 +492,8 @@ async def result(
             state.check()
             raw = _result_row(state, shard, task_id)
             exists = _has_not_ended(state, shard, task_id)
+        if raw is None and not was_there:
+            shard.coalescer.check_absence()
         await state.commit_barrier(shard)
         if raw is None:
             if exists:

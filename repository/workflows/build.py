@@ -68,9 +68,15 @@ def the_joins(state: EngineState) -> Joins:
 
 
 def the_workflow(shard: Shard, workflow: bytes) -> JoinRecord:
-    """The workflow's record; ``TaskNotFoundError`` where there is none."""
+    """The workflow's record.
+
+    Raises:
+        TaskNotFoundError: there is none.
+        NotLeaderError: this replica has none, and does not lead the shard.
+    """
     record = join_of(shard, workflow)
     if record is None or not record.flags & WORKFLOW_FLAG:
+        shard.coalescer.check_absence()
         raise TaskNotFoundError(
             f"no workflow {TaskId(workflow)}: it never existed, or was over a week ago",
             task_id=workflow,

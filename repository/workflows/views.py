@@ -58,6 +58,7 @@ def join_for(shard: Shard, named: bytes) -> tuple[bytes, JoinRecord]:
 
     Raises:
         TaskNotFoundError: it is none of these.
+        NotLeaderError: as far as this replica knows, which does not lead the shard.
     """
     record = join_of(shard, named)
     if record is not None:
@@ -68,6 +69,7 @@ def join_for(shard: Shard, named: bytes) -> tuple[bytes, JoinRecord]:
             record = join_of(shard, edge.join)
             if record is not None:
                 return edge.join, record
+    shard.coalescer.check_absence()
     raise TaskNotFoundError(
         f"{TaskId(named)} is no workflow, and waits for no others", task_id=named
     )
@@ -90,6 +92,7 @@ def workflow_for(state: EngineState, named: bytes) -> tuple[Shard, bytes, JoinRe
 
     Raises:
         TaskNotFoundError: it is none of these.
+        NotLeaderError: as far as this replica knows, which does not lead the shard.
     """
     shard = state.shard_of(named)
     raw = shard.overlay.get(edges_key(named))
@@ -102,6 +105,7 @@ def workflow_for(state: EngineState, named: bytes) -> tuple[Shard, bytes, JoinRe
         if opened is not None:
             return opened
         if shard.overlay.has(TASK + named) or shard.overlay.has(RESULT + named):
+            shard.coalescer.check_absence()  # of what makes it a member
             raise TaskNotFoundError(
                 f"{TaskId(named)} is a task, and of no workflow that is known: Engine.workflows "
                 "('lodeq workflow ls') lists those",

@@ -234,13 +234,43 @@ async def test_a_follower_answers_every_read(pair, clock):
     assert (await b.result(done.id)).value == {"ok": True}
     (leased, *_) = await there.list("leased")
     assert await b.result(leased.id) is None
-    with pytest.raises(TaskNotFoundError):
-        await b.result("00000000-0000-7000-8000-000000000000")
     assert (await b.queue("audit").stats()).is_paused
     await a.queue("audit").resume()
     assert not (await b.queue("audit").stats()).is_paused
     await b.fsync()
     await sound(b)
+
+
+async def test_a_follower_says_of_nothing_that_it_is_not_there(pair):
+    """It may only be behind: who asks is sent to the leader, which knows."""
+    cluster, a, b = pair
+    cluster.nodes["b"].cut()
+    queue = a.queue("mail")
+    done, receipt = await queue.enqueue(b"x"), await queue.enqueue(b"y")
+    (lease,) = await queue.claim()
+    await lease.complete(42)
+    flow = await a.workflow(name="import")
+    for task_id in (done.id, receipt.id, flow.id, "00000000-0000-7000-8000-000000000000"):
+        for call in (
+            b.get(task_id),
+            b.result(task_id),
+            b.result(task_id, wait=60),
+            b.attempts(task_id),
+            b.open_payload(task_id),
+            b.read_payload(task_id),
+            b.workflow_info(task_id),
+            b.workflow_graph(task_id),
+            b.parts_page(task_id),
+        ):
+            error = await outcome(call)
+            assert isinstance(error, NotLeaderError), error
+            assert error.leader == "a"
+    cluster.nodes["b"].heal()
+    assert (await b.result(done.id)).value == 42
+    assert (await b.get(receipt.id)).state == "ready"
+    assert await a.get("00000000-0000-7000-8000-000000000000") is None
+    with pytest.raises(TaskNotFoundError):
+        await a.result("00000000-0000-7000-8000-000000000000")
 
 
 async def test_a_wait_for_a_result_is_woken_on_a_follower(pair):

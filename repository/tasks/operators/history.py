@@ -271,6 +271,7 @@ async def attempts(state: EngineState, task_id: TaskId) -> list[Attempt]:
     raw = overlay.get(ATTEMPTS + task_id)
     result = overlay.get(RESULT + task_id)
     if raw is None and result is None and not overlay.has(TASK + task_id):
+        shard.coalescer.check_absence()
         await state.commit_barrier(shard)
         raise TaskNotFoundError(
             f"no task and no history of {task_id}: it never existed, or was forgotten after its "
