@@ -20,6 +20,7 @@ class DiskNode:
     def __init__(self, cluster, root, name) -> None:
         self.cluster, self.root, self.name = cluster, str(root / name), name
         self.options = cluster.options
+        cluster.has_disks = True
 
     async def open(self):
         self.replicator = self.cluster.replicator(self.name, options=self.options)
@@ -56,5 +57,5 @@ async def patiently(cluster, holds, within_s=60.0):
         assert time.monotonic() < give_up, {
             name: node.replicator.status() for name, node in cluster.nodes.items()
         }
-        await cluster.clock.advance(0.05, turns=20)
-        await asyncio.to_thread(int)  # a turn of the threads
+        await cluster.step(turns=20)
+        await asyncio.to_thread(int)  # a turn of other threads

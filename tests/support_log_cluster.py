@@ -1,7 +1,7 @@
 """A cluster of real engines in memory over ``MemoryLog``, on one clock that a test moves."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from support_behaviour import StillClock, settle, sound
@@ -19,6 +19,10 @@ from lodeq.repository.api.open import open_in_memory
 __all__ = ["LogCluster", "LogNode"]
 
 STEP_S = 0.05
+
+
+def _nothing() -> None:
+    """Asked of a store's thread, to know when it has come so far."""
 
 
 class LogNode:
@@ -46,6 +50,7 @@ class LogCluster:
         self.log = MemoryLog(current_spawner(), clock, network=self.network, **options)
         self.nodes: dict[str, LogNode] = {}
         self.shards = 1
+        self.has_disks = False  # stores are folders, whose threads take real time
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "LogCluster":
@@ -113,7 +118,24 @@ class LogCluster:
     async def pass_time(self, seconds: float) -> None:
         """Let time pass in steps that a session outlives."""
         for _ in range(round(seconds / STEP_S)):
-            await self.clock.advance(STEP_S, turns=25)
+            await self.step(turns=25)
+
+    async def step(self, turns: int) -> None:
+        """Let a step of time pass; none passes while a store's thread has something to do."""
+        await self.clock.advance(STEP_S, turns=turns)
+        if not self.has_disks:
+            return
+        loop = asyncio.get_running_loop()
+        for node in list(self.nodes.values()):
+            for shard in node.engine._state.hosted:
+                done = loop.create_future()
+
+                def note(_: object, done: asyncio.Future[None] = done) -> None:
+                    loop.call_soon_threadsafe(done.set_result, None)
+
+                with suppress(lodeq.LodeqError):  # it closes
+                    shard.store.run(_nothing, note)
+                    await done
 
     async def until(self, holds: Any, within_s: float = 20.0) -> float:
         """Let time pass until it holds; returns after how long."""
@@ -121,7 +143,7 @@ class LogCluster:
             await settle(25)
             if holds():
                 return step * STEP_S
-            await self.clock.advance(STEP_S, turns=5)
+            await self.step(turns=5)
         states = {name: node.replicator.status() for name, node in self.nodes.items()}
         raise AssertionError(f"it did not happen within {within_s} s: {states}")
 

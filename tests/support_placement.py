@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from support_behaviour import sound
@@ -71,13 +72,13 @@ class PlacedCluster(LogCluster):
         placements = self.placements().values()
         return Counter(n for one in placements if one.shard != HOME for n in one.copies)
 
-    def is_read(self) -> bool:
-        """Whether every copy has what the log has."""
-        tails = self.tails()
+    def is_read(self, names: Iterable[str] | None = None) -> bool:
+        """Whether every copy, or every one of these nodes, has what the log has."""
+        tails, names = self.tails(), set(self.nodes if names is None else names)
         return all(
             self.nodes[name].replicator.status().shards[shard].applied == tails[shard]
             for shard in range(self.shards)
-            for name in self.copies_of(shard)
+            for name in names.intersection(self.copies_of(shard))
         )
 
     def is_at_rest(self) -> bool:

@@ -376,7 +376,7 @@ async def enqueued(cluster, name):
 
 
 async def scattered(cluster, tmp_path):
-    """Three nodes, closed, of which one has missed what came last; the payloads."""
+    """Three nodes, closed, of which one alone has missed what came last; the payloads."""
     nodes = {name: DiskNode(cluster, tmp_path, name) for name in "abc"}
     for node in nodes.values():
         await node.open()
@@ -387,6 +387,7 @@ async def scattered(cluster, tmp_path):
     others = [cluster.nodes[name] for name in "bc"]
     await patiently(cluster, lambda: all(cluster.leader(one) in others for one in range(SHARDS)))
     payloads += await enqueued(cluster, "last")
+    await patiently(cluster, lambda: cluster.is_read("bc"))
     await closed(cluster, nodes)
     return payloads
 
