@@ -102,6 +102,21 @@ async def test_a_move_takes_the_share_along(nodes, clock):
     assert engines["c"]._state.queue_limits.by_queue[b"mail"].concurrency == 12
 
 
+async def test_a_move_costs_a_long_rate_no_more_than_the_share_that_moved(nodes, clock):
+    """Neither who loses a shard, be it the first, nor who gains it forgets its other shards."""
+    cluster, engines = nodes
+    for _ in range(2):  # one for each shard
+        await fill(engines)
+    await engines["a"].configure("mail", rate="60/d")  # 10 for each shard
+    await clock.advance(1)
+    assert await claimed(engines, limit=2) == [2, 2, 2]
+    await cluster.elect("b", 0)
+    await clock.advance(1)
+    assert await claimed(engines) == [8, 18, 18]  # 10 may have been started in what moved
+    await clock.advance(86_400)
+    assert sum(await claimed(engines)) <= 60
+
+
 async def test_what_waits_for_its_key_goes_with_its_shard(clock):
     """A lease of the leader before goes back; of those that wait the new one lets as many go."""
     cluster = Cluster()
