@@ -417,6 +417,26 @@ async def test_what_time_asks_for_is_done_by_the_new_leader(pair, clock):
     await same(a, b)
 
 
+async def test_what_falls_due_in_a_long_election_is_done_by_the_new_leader(clock):
+    """With many queues it takes turns of the loop, in which the reaper meets what is due."""
+    cluster = Cluster()
+    async with (
+        cluster.open("a", clock=clock, reaper=False) as a,
+        cluster.open("b", clock=clock) as b,
+    ):
+        await cluster.elect("a")
+        names = [f"q{n}" for n in range(600)]
+        for name in names:
+            await a.queue(name).enqueue(b"later", delay=10)
+        await clock.advance(20)
+        await cluster.elect("b")
+        for _ in range(60):  # passes: each promotes a few
+            await clock.advance(5)
+            await settle(40)
+        stats = await b.stats()
+        assert (stats.ready, stats.delayed) == (len(names), 0)
+
+
 @pytest.mark.parametrize("batch_max", [1, 64])
 async def test_calls_share_entries_while_one_is_on_its_way(clock, batch_max):
     cluster = Cluster()
