@@ -338,11 +338,15 @@ async def _redrive_awaited(
     rows, _ = shard.overlay.scan_readable(PART + join, range_end(PART + join), EDGES_MAX)
     await state.commit_barrier(shard)
     count = 0
+    elsewhere: list[bytes] = []
     for _, raw in rows:
         part = attempt(decode_part, raw)
         if part is None or part.status != Status.DEAD:
             continue
         home = state.shard_of(part.source)
+        if home.coalescer.is_following:
+            elsewhere.append(part.source)
+            continue
         if not home.coalescer.has_capacity:
             await state.backpressure(home)
         location = task_location(state, home, part.source)
@@ -353,6 +357,8 @@ async def _redrive_awaited(
             count += redrive_one(state, group, location) is None
         await home.coalescer.wait(group)
         state.check()
+    if elsewhere:
+        count += await the_joins(state).redrive_elsewhere(elsewhere)
     return count
 
 
