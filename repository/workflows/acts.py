@@ -158,7 +158,9 @@ async def redrive_workflow(state: EngineState, workflow: bytes) -> int:
         _check_callback(state, shard, record)
         group = shard.coalescer.begin(4096)
         with group:
+            queued = len(group.ops)
             _rearm(state, shard, group, workflow, record)
+            group.count_from(queued)  # a callback that is made anew comes with its payload
         await shard.coalescer.wait(group)
         state.check()
     return await _written(state, shard, _redrive_slices(state, shard, workflow))
