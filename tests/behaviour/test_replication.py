@@ -417,6 +417,35 @@ async def test_what_time_asks_for_is_done_by_the_new_leader(pair, clock):
     await same(a, b)
 
 
+@pytest.mark.parametrize("is_answered", [False, True])
+async def test_who_waits_for_a_result_hears_of_the_end_that_counts(pair, clock, is_answered):
+    """An end whose commit is lost with the leadership, or unknown, is no end of the wait."""
+    cluster, a, b = pair
+    receipt = await a.queue("mail").enqueue(b"x")
+    waits = asyncio.create_task(a.result(receipt.id, wait=60))
+    in_vain = asyncio.create_task(a.result(receipt.id, wait=10))
+    (lease,) = await a.queue("mail").claim()
+    cluster.is_held = True
+    lost = asyncio.create_task(lease.complete("lost"))
+    await settle()
+    if is_answered:
+        cluster.drop(NotLeaderError("not the leader"))
+        await settle()
+    cluster.is_held = False
+    await cluster.elect("b")
+    cluster.release()
+    await settle()
+    with pytest.raises(NotLeaderError if is_answered else CommitUnknownError):
+        await lost
+    assert not waits.done()
+    await clock.advance(10)
+    assert await in_vain is None
+    (lease,) = await b.queue("mail").claim()
+    await lease.complete("counts")
+    assert (await waits).value == "counts"
+    await same(a, b)
+
+
 async def test_what_falls_due_in_a_long_election_is_done_by_the_new_leader(clock):
     """With many queues it takes turns of the loop, in which the reaper meets what is due."""
     cluster = Cluster()
