@@ -348,7 +348,7 @@ class Reaper:
                 )  # not dropped meanwhile
                 if (
                     is_current
-                    and shard.coalescer.takes_writes
+                    and shard.coalescer.failure is None  # elected: it is about to take writes
                     and due_ms <= shard_queue.next_due_ms
                 ):
                     state.deadlines.note_due(shard_queue, due_ms)

@@ -29,7 +29,12 @@ from ...engine.records.rows import IndexRow
 from ...engine.records.task import TaskRecord, created_us, is_streamed_task
 from ...engine.records.workflow import HELD_MS
 from ...engine.runtime.task_id import TaskId
-from ...errors import CorruptionError, TaskNotFoundError
+from ...errors import (
+    CommitUnknownError,
+    CorruptionError,
+    NotLeaderError,
+    TaskNotFoundError,
+)
 from ..model.codec import (
     PackedBytes,
     deferred_headers,
@@ -488,10 +493,15 @@ async def result(
         if exists and wait_s > 0:
             if shard.coalescer.failure is not None:
                 raise shard.coalescer.refusal()  # it cannot end here any more
-            await _wait_result(state, task_id, wait_s)
-            state.check()
-            raw = _result_row(state, shard, task_id)
-            exists = _has_not_ended(state, shard, task_id)
+            until = state.clock.mono() + wait_s
+            is_woken_in_vain = True
+            while is_woken_in_vain:
+                is_woken_in_vain = await _is_lost_end(state, task_id, until)
+                state.check()
+                shard = state.shard_of(task_id)
+                raw = _result_row(state, shard, task_id)
+                exists = _has_not_ended(state, shard, task_id)
+                is_woken_in_vain &= raw is None and exists
         if raw is None and not was_there:
             shard.coalescer.check_absence()
         await state.commit_barrier(shard)
@@ -583,6 +593,20 @@ def _has_not_ended(state: EngineState, shard: Shard, task_id: bytes) -> bool:
         return is_alive(state, shard, task_id)
     except CorruptionError:  # still in line: the claim that meets it will bury it
         return True
+
+
+async def _is_lost_end(state: EngineState, task_id: bytes, until: float) -> bool:
+    """Wait for the end of a task; True: for one that went with the leadership of its shard.
+
+    This replica follows then, and hears of the end that counts, be it that one or another.
+    """
+    try:
+        await _wait_result(state, task_id, until - state.clock.mono())
+    except (CommitUnknownError, NotLeaderError):
+        if not state.shard_of(task_id).coalescer.is_following:
+            raise
+        return True
+    return False
 
 
 async def _wait_result(state: EngineState, task_id: bytes, wait_s: float) -> None:

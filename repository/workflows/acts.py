@@ -158,7 +158,9 @@ async def redrive_workflow(state: EngineState, workflow: bytes) -> int:
         _check_callback(state, shard, record)
         group = shard.coalescer.begin(4096)
         with group:
+            queued = len(group.ops)
             _rearm(state, shard, group, workflow, record)
+            group.count_from(queued)  # a callback that is made anew comes with its payload
         await shard.coalescer.wait(group)
         state.check()
     return await _written(state, shard, _redrive_slices(state, shard, workflow))
@@ -338,11 +340,15 @@ async def _redrive_awaited(
     rows, _ = shard.overlay.scan_readable(PART + join, range_end(PART + join), EDGES_MAX)
     await state.commit_barrier(shard)
     count = 0
+    elsewhere: list[bytes] = []
     for _, raw in rows:
         part = attempt(decode_part, raw)
         if part is None or part.status != Status.DEAD:
             continue
         home = state.shard_of(part.source)
+        if home.coalescer.is_following:
+            elsewhere.append(part.source)
+            continue
         if not home.coalescer.has_capacity:
             await state.backpressure(home)
         location = task_location(state, home, part.source)
@@ -353,6 +359,8 @@ async def _redrive_awaited(
             count += redrive_one(state, group, location) is None
         await home.coalescer.wait(group)
         state.check()
+    if elsewhere:
+        count += await the_joins(state).redrive_elsewhere(elsewhere)
     return count
 
 

@@ -109,6 +109,8 @@ UNBORN_S: Final = 60.0  # that an end from elsewhere waits for its join to be wr
 
 # Gives tasks elsewhere their edges to a join; returns how each has ended, 0 if it has not.
 Attach = Callable[[bytes, Sequence[tuple[int, bytes]], bool], Awaitable[dict[bytes, int]]]
+# Redrives what is dead of these tasks, of shards that are led elsewhere; returns how many were.
+Redrive = Callable[[Sequence[bytes]], Awaitable[int]]
 
 
 class Joins:
@@ -136,6 +138,7 @@ class Joins:
         self.ends_elsewhere: dict[Shard, dict[bytes, tuple[Shard, bytes, OutboxRecord]]] = {}
         self.tell: Callable[[], None] = _nobody
         self.attach_elsewhere: Attach = _nowhere
+        self.redrive_elsewhere: Redrive = _by_nobody
 
     # -- ends --------------------------------------------------------------------------
 
@@ -836,6 +839,11 @@ async def _nowhere(
     join: bytes, parts: Sequence[tuple[int, bytes]], is_redrive_awaited: bool
 ) -> dict[bytes, int]:
     raise InvariantError("tasks elsewhere cannot be attached")
+
+
+async def _by_nobody(sources: Sequence[bytes]) -> int:
+    """Where nobody carries anything to other leaders."""
+    raise NotLeaderError(f"{len(sources)} of the tasks that it waits for are led elsewhere")
 
 
 def _nothing(shard: Shard, join: bytes) -> Iterator[dict[Shard, Group]]:

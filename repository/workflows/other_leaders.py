@@ -10,6 +10,7 @@ in documents, which ``LeaderCalls`` carries; whatever is told may be told again:
 - *ends*: rows of an outbox. They are deleted once they are counted, and durable, at the join.
 - *asks*: of a join that has not fired, after its shard has a new leader, as a process does after an
   open. What had ended unheard gets an outbox row there.
+- *redrive*: a redrive of a task that waits redrives what is dead of the tasks that it waits for.
 
 Whoever leads a shard anew finds its joins and outbox rows, so that a kill of either side ends
 nothing for good.
@@ -24,7 +25,7 @@ from typing import Any, Final, Protocol
 
 from ...coalescer.group import Group
 from ...coalescer.replicated import ReplicatedCoalescer
-from ...engine.records.keyspace import RESULT, TASK
+from ...engine.records.keyspace import DEAD, RESULT, TASK
 from ...engine.records.result import Status
 from ...engine.records.workflow import OUTBOX_JOIN, OUTBOX_SOURCE, Edge, OutboxRecord, PartRecord
 from ...engine.runtime.event_loop import TaskHandle
@@ -39,6 +40,8 @@ from ...errors import (
 )
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
+from ..state.rows.task_location import TaskLocation, task_location
+from ..tasks.operators.admin import redrive_one
 from .dependencies import end_of, unknown
 from .edges import join_of
 from .joins import SLICE, UNBORN_S, Joins
@@ -72,12 +75,15 @@ class OtherLeaders:
         self._joins = joins
         self.calls: LeaderCalls | None = None
         joins.tell, joins.attach_elsewhere = self.kick, self.attach
+        joins.redrive_elsewhere = self.redrive
         self._tasks: dict[Shard, TaskHandle] = {}
 
     # -- telling -----------------------------------------------------------------------
 
     async def _tell(self, home: Shard, **items: Sequence[Any]) -> Document:
         """Tell the leader of a shard. Raises ``LodeqError``."""
+        if home.coalescer.takes_writes:
+            raise NotLeaderError(f"shard {home.index} has come to be led here: try again")
         refusal = home.coalescer.refusal()
         url = refusal.leader if isinstance(refusal, NotLeaderError) else None
         if self.calls is None or url is None:
@@ -220,6 +226,32 @@ class OtherLeaders:
             raise NotLeaderError("the leaders of the tasks it waits for took too long: try again")
         return found
 
+    async def redrive(self, sources: Sequence[bytes]) -> int:
+        """Have other leaders redrive what is dead of these tasks. Returns how many were.
+
+        Raises:
+            NotLeaderError: a leader was not reached; others may have done it. May be repeated.
+        """
+        state = self._state
+        homes: dict[Shard, list[bytes]] = {}
+        for source in sources:
+            homes.setdefault(state.shard_of(source), []).append(source)
+        count = 0
+        for home, some in homes.items():
+            try:
+                answer = await self._tell(home, redrive=[source.hex() for source in some])
+                redriven = answer.get("redriven")
+                if redriven is None:
+                    raise UnreachableError("its leader is of an older release")
+            except (NotLeaderError, UnreachableError) as error:
+                raise NotLeaderError(
+                    f"{len(some)} dead tasks that this one waits for are on shard {home.index}: "
+                    f"{error}; retry, or redrive them in their queues"
+                ) from error
+            count += redriven
+        state.check()
+        return int(count)
+
     # -- being told --------------------------------------------------------------------
 
     async def take(self, document: object) -> Document:
@@ -232,7 +264,7 @@ class OtherLeaders:
         """
         state = self._state
         state.check()
-        home, attach, asks, ends = _read(state, document)
+        home, attach, redrive, asks, ends = _read(state, document)
         if not home.coalescer.is_tended:
             raise home.coalescer.refusal()
         if not home.coalescer.has_capacity:
@@ -242,8 +274,10 @@ class OtherLeaders:
             raise home.coalescer.refusal()
         # First: reads of other shards may fail, and nothing may fail between two rows.
         later = {n for n, one in enumerate(ends) if self._is_early(home, *one)}
+        dead = [one for source in redrive if (one := self._dead(home, source)) is not None]
         groups: dict[Shard, Group] = {home: home.coalescer.begin(SLICE * 256)}
         with groups[home]:
+            redriven = sum(redrive_one(state, groups[home], one) is None for one in dead)
             attached = [self._attach(groups[home], home, *one) for one in attach]
             for n, (source, join, end) in enumerate(ends):
                 if n in later:
@@ -263,7 +297,12 @@ class OtherLeaders:
             for one, group in groups.items()
         ]:
             await future
-        return {"attached": attached, "later": sorted(later)}
+        return {"attached": attached, "later": sorted(later), "redriven": redriven}
+
+    def _dead(self, home: Shard, source: bytes) -> TaskLocation | None:
+        """Where a task of a shard that is led here is dead; None: it is not."""
+        location = task_location(self._state, home, source)
+        return location if location is not None and location.kind == DEAD else None
 
     def _attach(
         self,
@@ -317,7 +356,9 @@ Ask = tuple[bytes, int, PartRecord]
 End = tuple[bytes, bytes, OutboxRecord]
 
 
-def _read(state: EngineState, document: object) -> tuple[Shard, list[Attach], list[Ask], list[End]]:
+def _read(
+    state: EngineState, document: object
+) -> tuple[Shard, list[Attach], list[bytes], list[Ask], list[End]]:
     """A document's shard, and what it says. Raises ``UsageError``."""
     try:
         if not isinstance(document, dict):
@@ -327,6 +368,8 @@ def _read(state: EngineState, document: object) -> tuple[Shard, list[Attach], li
             (_id(state, source, home), _id(state, join), _number(number), bool(is_awaited))
             for source, join, number, is_awaited in document.get("attach", ())
         ]
+        named = (_id(state, source, home) for source in document.get("redrive", ()))
+        redrive = list(dict.fromkeys(named))
         asks: list[Ask] = []
         for source, join, number, status, epoch in document.get("asks", ()):
             part = PartRecord(_status(status), _number(epoch), 0, _id(state, source, home))
@@ -337,11 +380,11 @@ def _read(state: EngineState, document: object) -> tuple[Shard, list[Attach], li
                 _status(status), _number(number), _number(epoch), _number(ended_us, 1 << 63)
             )
             ends.append((_id(state, source), _id(state, join, home), record))
-        if len(attach) + len(asks) + len(ends) > ITEMS_MAX:
+        if len(attach) + len(redrive) + len(asks) + len(ends) > ITEMS_MAX:
             raise ValueError(f"more than {ITEMS_MAX} items")
     except (TypeError, ValueError, KeyError) as exc:
         raise UsageError(f"this is not what leaders tell one another: {exc!r}") from exc
-    return home, attach, asks, ends
+    return home, attach, redrive, asks, ends
 
 
 def _number(value: object, below: int = 1 << 32) -> int:

@@ -1,11 +1,14 @@
 """Cron: each tick is enqueued as one task, whatever the number of workers.
 
-The timer's callback only notes which ticks are due; a loop task enqueues them. So a clock that a
-test moves by an hour meets every tick on its way, while a process that was frozen for an hour gets
-one callback and enqueues only the latest tick.
+The timer's callback only notes which ticks are due; a loop task for each function enqueues them.
+So a clock that a test moves by an hour meets every tick on its way, while a process that was frozen
+for an hour gets one callback and enqueues only the latest tick. A function whose queue is full, or
+whose shard has no leader, holds up no other.
 
 Workers do not talk to each other: the dedup key of a tick is function and moment, and the store
-accepts each key once.
+accepts each key once. It is held for as long as any worker may still come with that tick: late,
+because it was frozen (then by less than a period), caught up, or was refused until then. Whoever is
+later than that gives the tick up: it would run twice.
 
 The wall clock may step. Forward, it is as if the process had been frozen; back, the next ticks are
 those of the new time, and the dedup keys of those that have been keep them from running again.
@@ -14,14 +17,17 @@ those of the new time, and the dedup keys of those that have been keep them from
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from ...errors import LodeqError, UsageError
+from ...repository.model.task_options import DURATION_S_MAX
 from ...repository.model.workers import UPCOMING_MAX
 from .run.claimer import FATAL, PAUSE_S, PAUSE_S_MAX
 from .run.functions import TICK_HEADER, TaskFunction
@@ -35,6 +41,7 @@ __all__ = ["Cron", "CronEntry"]
 
 LOOK_S: Final = 1.0  # steps of the wall clock are seen within this time
 REMEMBERED_S: Final = 3600.0  # the clocks of two workers may differ by this much
+LATE_S_MIN, LATE_S_MAX = 3600.0, 400 * 86_400.0
 log = logging.getLogger("lodeq.worker")
 
 
@@ -48,6 +55,9 @@ class CronEntry:
     next: datetime = field(default=datetime.max.replace(tzinfo=UTC))
     last: datetime | None = None  # the tick enqueued last, by this worker or another
     last_id: str = ""
+    due: deque[datetime] = field(default_factory=deque)  # to be enqueued, the oldest first
+    was_refused: bool = False  # the first of these; since then they wait
+    noted: anyio.Event | None = None  # set when there is one more
     _ahead: tuple[datetime, ...] = ()
 
     def upcoming(self) -> tuple[datetime, ...]:
@@ -62,6 +72,20 @@ class CronEntry:
             self._ahead = tuple(found)
         return self._ahead
 
+    def note(self, tick: datetime) -> None:
+        """A tick is due."""
+        self.due.append(tick)
+        if self.noted is not None:
+            self.noted.set()
+
+    def late_s(self, tick: datetime) -> float:
+        """How much later than its moment a tick may be enqueued: two periods, an hour at least."""
+        try:
+            period_s = (self.ticks.after(tick) - tick).total_seconds()
+        except UsageError:  # it was the last one
+            period_s = LATE_S_MAX
+        return self.catch_up_s + min(max(LATE_S_MIN, 2 * period_s), LATE_S_MAX)
+
 
 class Cron:
     """The cron schedule of one worker; ``close`` ends it."""
@@ -69,15 +93,13 @@ class Cron:
     def __init__(self, backend: WorkerBackend, entries: Sequence[CronEntry]) -> None:
         self._backend = backend
         self.entries = [CronEntry(e.function, e.ticks, e.catch_up_s) for e in entries]
-        self._due: list[tuple[CronEntry, datetime]] = []
-        self._noted = anyio.Event()
         self._timer: TimerHandle | None = None
         self._seen = now = self._now()  # each ``next`` is the first tick after this
         self._seen_mono = backend.clock.mono()
         for entry in self.entries:
             latest = entry.ticks.latest(now)
             if now - latest < timedelta(seconds=entry.catch_up_s):
-                self._due.append((entry, latest))
+                entry.note(latest)
             entry.next = entry.ticks.after(now)
         self._arm()
 
@@ -102,9 +124,8 @@ class Cron:
             if now < seen:
                 entry.next = entry.ticks.after(now)
             elif entry.next <= now:
-                self._due.append((entry, entry.ticks.latest(now)))
+                entry.note(entry.ticks.latest(now))
                 entry.next = entry.ticks.after(now)
-                self._noted.set()
         self._arm()
 
     def _stepped_back(self, by_s: float) -> None:
@@ -117,18 +138,40 @@ class Cron:
             )
 
     async def flush(self) -> None:
-        """Enqueue the ticks that are due. A tick that raises stays due."""
-        while self._due:
-            entry, tick = self._due[0]
-            moment = tick.isoformat()
+        """Enqueue the ticks that are due. A tick that raises stays due; those of others do not."""
+        failure: Exception | None = None
+        for entry in list(self.entries):
+            try:
+                await self._flush(entry)
+            except Exception as error:  # noqa: BLE001 - raised once the others are enqueued
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    async def _flush(self, entry: CronEntry) -> None:
+        while entry.due:
+            tick = entry.due[0]
+            moment, late_s = tick.isoformat(), entry.late_s(tick)
+            if entry.was_refused and (self._now() - tick).total_seconds() > late_s:
+                entry.due.popleft()
+                log.warning(
+                    "the tick of %s of function %r could not be enqueued for %.0f s, and is given "
+                    "up",
+                    moment,
+                    entry.function.name,
+                    late_s,
+                    extra={"event": "tick_given_up"},
+                )
+                continue
             sending = entry.function.options(
                 dedup_key=f"cron:{entry.function.name}:{moment}",
-                dedup_window=entry.catch_up_s + REMEMBERED_S,
+                dedup_window=min(late_s + REMEMBERED_S, DURATION_S_MAX),
                 headers={TICK_HEADER: moment},
             )
             receipt = await sending.enqueue()
             entry.last, entry.last_id = tick, str(receipt.id)
-            self._due.remove((entry, tick))
+            entry.due.remove(tick)
+        entry.was_refused = False
 
     async def run(self) -> None:
         """Enqueue ticks as they fall due, until cancelled.
@@ -136,16 +179,35 @@ class Cron:
         Raises:
             LodeqError: one of ``FATAL``: a retry does not help.
         """
+        failures: list[LodeqError] = []
+        async with anyio.create_task_group() as group:
+
+            async def tend(entry: CronEntry) -> None:
+                try:
+                    await self._tend(entry)
+                except FATAL as error:
+                    failures.append(error)
+                    group.cancel_scope.cancel()
+
+            for entry in self.entries:
+                group.start_soon(partial(tend, entry))
+        if failures:
+            raise failures[0]
+
+    async def _tend(self, entry: CronEntry) -> None:
+        """Enqueue the ticks of one function as they fall due."""
         backend, pause_s = self._backend, PAUSE_S
         while True:
-            self._noted = anyio.Event()
+            entry.noted = noted = anyio.Event()
             try:
-                await self.flush()
+                await self._flush(entry)
             except FATAL:
                 raise
             except (LodeqError, OSError) as error:
+                entry.was_refused = True
                 log.warning(
-                    "a cron tick could not be enqueued; it is retried: %r",
+                    "a cron tick of function %r could not be enqueued; it is retried: %r",
+                    entry.function.name,
                     error,
                     extra={"event": "tick_failed"},
                 )
@@ -153,7 +215,7 @@ class Cron:
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
             else:
                 pause_s = PAUSE_S
-                await self._noted.wait()
+                await noted.wait()
 
     def close(self) -> None:
         """Stop the ticks."""

@@ -245,6 +245,39 @@ async def test_a_redrive_elsewhere_takes_an_end_back(trio):
     assert outbox(a) == outbox(b) == []
 
 
+async def test_a_redrive_of_what_waits_redrives_dead_tasks_of_all_leaders(trio):
+    _, calls, a, b, _ = trio
+    ids = await sources(a, b, b)
+    waits = await a.enqueue_after(NewTask(b"late", "joins"), ids, on_failure="wait")
+    for engine in (a, b):
+        for lease in await engine.queue("parts").claim(limit=2):
+            await lease.bury("no")
+    await reaped(a, b)
+    calls.gone.add("b")
+    with pytest.raises(lodeq.NotLeaderError) as caught:
+        await a.redrive_workflow(waits)
+    assert caught.value.leader is None  # whoever asks stays with this one
+    calls.gone.clear()
+    assert await a.redrive_workflow(waits) == 2  # the one that is led here was redriven
+    assert await a.redrive_workflow(waits) == 0
+    await reaped(a, b)
+    await complete_all(a, b)
+    await reaped(a, b)
+    assert (await a.get(waits)).state == "ready"
+    for engine in (a, b):
+        await sound(engine)
+
+
+async def test_a_shard_that_comes_here_while_its_leader_is_told_is_no_closed_engine(trio):
+    cluster, _, a, b, _ = trio
+    (source,) = await sources(b)
+    await cluster.elect("a", 1)
+    with pytest.raises(lodeq.NotLeaderError):
+        await a._state.flows.attach_elsewhere(bytes(16), [(0, source)], False)
+    with pytest.raises(lodeq.NotLeaderError):
+        await a._state.flows.redrive_elsewhere([source])
+
+
 async def test_a_dead_task_elsewhere_may_still_be_redriven_for_a_new_one(trio):
     _, _, a, b, _ = trio
     ids = await sources(a, b)

@@ -4,6 +4,8 @@ import pytest
 from support_replication import Cluster
 
 import lodeq
+from lodeq.engine.records.keyspace import EXPIRY
+from lodeq.repository.background import state_rebuild
 
 pytestmark = pytest.mark.anyio
 SHARDS = 6
@@ -102,6 +104,21 @@ async def test_a_move_takes_the_share_along(nodes, clock):
     assert engines["c"]._state.queue_limits.by_queue[b"mail"].concurrency == 12
 
 
+async def test_a_move_costs_a_long_rate_no_more_than_the_share_that_moved(nodes, clock):
+    """Neither who loses a shard, be it the first, nor who gains it forgets its other shards."""
+    cluster, engines = nodes
+    for _ in range(2):  # one for each shard
+        await fill(engines)
+    await engines["a"].configure("mail", rate="60/d")  # 10 for each shard
+    await clock.advance(1)
+    assert await claimed(engines, limit=2) == [2, 2, 2]
+    await cluster.elect("b", 0)
+    await clock.advance(1)
+    assert await claimed(engines) == [8, 18, 18]  # 10 may have been started in what moved
+    await clock.advance(86_400)
+    assert sum(await claimed(engines)) <= 60
+
+
 async def test_what_waits_for_its_key_goes_with_its_shard(clock):
     """A lease of the leader before goes back; of those that wait the new one lets as many go."""
     cluster = Cluster()
@@ -132,3 +149,36 @@ async def test_what_waits_for_its_key_goes_with_its_shard(clock):
             await clock.advance(1)
         assert sorted(got) == [0, 1, 2]
         assert (await b.verify()).ok
+
+
+async def test_who_waits_for_a_key_is_let_go_however_long_an_election_takes(clock, monkeypatch):
+    """Many deleted rows are passed in turns of the loop: the reaper has passes meanwhile."""
+    cluster = Cluster()
+    async with (
+        cluster.open("a", clock=clock, shards=1) as a,
+        cluster.open("b", clock=clock, shards=1) as b,
+    ):
+        await cluster.elect("a")
+        await a.configure("mail", key_concurrency="1/customer")
+        tasks = [lodeq.NewTask(n, labels={"customer": "acme"}, max_attempts=1) for n in range(2)]
+        await a.queue("mail").enqueue_many(tasks)
+        (lease,) = await a.queue("mail").claim(limit=2)  # it goes with its leader, and dies
+        assert (await a.queue("mail").stats()).waiting == 1
+        real, passed = state_rebuild._first, 0
+
+        def slowly(shard, lower, upper):
+            nonlocal passed
+            for _ in range(1000 if lower == EXPIRY else 0):
+                passed += 1
+                b._state.deadlines.wake_reaper()
+                yield
+            return (yield from real(shard, lower, upper))
+
+        monkeypatch.setattr(state_rebuild, "_first", slowly)
+        await cluster.elect("b")
+        assert passed == 1000
+        await clock.advance(1)
+        (found,) = await b.queue("mail").claim(limit=2)
+        assert found.payload == 1
+        with pytest.raises(lodeq.LeaseLostError):
+            await lease.complete()

@@ -1,5 +1,8 @@
 """Workflows whose leader changes: whoever leads next goes on, and nothing fires twice."""
 
+import asyncio
+import random
+
 import pytest
 from support_behaviour import settle, sound
 from support_replication import Cluster, rows
@@ -7,6 +10,7 @@ from support_replication import Cluster, rows
 import lodeq
 from lodeq import NewTask
 from lodeq.engine.records import workflow as records
+from lodeq.engine.store.port import ops_bytes
 from lodeq.repository.workflows import joins as joins_module
 
 pytestmark = pytest.mark.anyio
@@ -206,3 +210,23 @@ async def test_health_names_ends_that_wait_for_a_foreign_leader(pair, clock):
     await cluster.elect("a", home)
     await reaped(a)
     assert (await a.health()).ok
+
+
+async def test_workflows_that_are_redriven_at_once_share_no_entry_without_bound(clock):
+    """A callback that is made anew comes with its payload."""
+    cluster = Cluster()
+    async with cluster.open("a", clock=clock) as a:
+        await cluster.elect("a")
+        flows = []
+        for _ in range(8):
+            callback = NewTask(random.Random(7).randbytes(1_500_000), "joins")
+            async with await a.workflow(callback) as workflow:
+                await workflow.add([NewTask(b"p", "parts", max_attempts=1)])
+            flows.append(workflow)
+        for lease in await a.queue("parts").claim(limit=64):
+            await lease.bury("no")
+        while await complete_all(a, "joins"):
+            pass  # a claim has so many bytes
+        begun = len(cluster.logs[0])
+        assert await asyncio.gather(*[one.redrive() for one in flows]) == [1] * 8
+        assert max(ops_bytes(one.ops) for one in cluster.logs[0][begun:]) < 4 << 20

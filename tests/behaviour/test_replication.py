@@ -447,6 +447,55 @@ async def test_what_time_asks_for_is_done_by_the_new_leader(pair, clock):
     await same(a, b)
 
 
+@pytest.mark.parametrize("is_answered", [False, True])
+async def test_who_waits_for_a_result_hears_of_the_end_that_counts(pair, clock, is_answered):
+    """An end whose commit is lost with the leadership, or unknown, is no end of the wait."""
+    cluster, a, b = pair
+    receipt = await a.queue("mail").enqueue(b"x")
+    waits = asyncio.create_task(a.result(receipt.id, wait=60))
+    in_vain = asyncio.create_task(a.result(receipt.id, wait=10))
+    (lease,) = await a.queue("mail").claim()
+    cluster.is_held = True
+    lost = asyncio.create_task(lease.complete("lost"))
+    await settle()
+    if is_answered:
+        cluster.drop(NotLeaderError("not the leader"))
+        await settle()
+    cluster.is_held = False
+    await cluster.elect("b")
+    cluster.release()
+    await settle()
+    with pytest.raises(NotLeaderError if is_answered else CommitUnknownError):
+        await lost
+    assert not waits.done()
+    await clock.advance(10)
+    assert await in_vain is None
+    (lease,) = await b.queue("mail").claim()
+    await lease.complete("counts")
+    assert (await waits).value == "counts"
+    await same(a, b)
+
+
+async def test_what_falls_due_in_a_long_election_is_done_by_the_new_leader(clock):
+    """With many queues it takes turns of the loop, in which the reaper meets what is due."""
+    cluster = Cluster()
+    async with (
+        cluster.open("a", clock=clock, reaper=False) as a,
+        cluster.open("b", clock=clock) as b,
+    ):
+        await cluster.elect("a")
+        names = [f"q{n}" for n in range(600)]
+        for name in names:
+            await a.queue(name).enqueue(b"later", delay=10)
+        await clock.advance(20)
+        await cluster.elect("b")
+        for _ in range(60):  # passes: each promotes a few
+            await clock.advance(5)
+            await settle(40)
+        stats = await b.stats()
+        assert (stats.ready, stats.delayed) == (len(names), 0)
+
+
 @pytest.mark.parametrize("batch_max", [1, 64])
 async def test_calls_share_entries_while_one_is_on_its_way(clock, batch_max):
     cluster = Cluster()

@@ -371,7 +371,7 @@ async def test_a_log_that_takes_too_little_is_refused(tmp_path, clock):
     assert node.life == []
 
 
-@pytest.mark.parametrize("how", ["redrive", "bulk"])
+@pytest.mark.parametrize("how", ["redrive", "named", "bulk"])
 async def test_operators_slices_are_bounded_by_bytes(clock, how):
     """A policy that is written anew writes the whole record: of 256 tasks it was one entry."""
     cluster = Cluster()
@@ -381,14 +381,17 @@ async def test_operators_slices_are_bounded_by_bytes(clock, how):
         await cluster.elect("a")
         await a.publish_functions([lodeq.PublishedFunction("mail", "send", max_attempts=7)])
         queue = a.queue("mail", max_attempts=1)
-        for _ in range(40):
-            await queue.enqueue(bytes(100_000), headers={"lodeq.task": "send"})
+        payload, sending = bytes(100_000), {"lodeq.task": "send"}
+        ids = [(await queue.enqueue(payload, headers=sending)).id for _ in range(40)]
         while leases := await queue.claim(limit=10):
             for lease in leases:
                 await lease.bury("no")
         before = len(cluster.logs[0])
         if how == "redrive":
             assert await queue.redrive(policy="current") == 40
+        elif how == "named":
+            calls = [queue.redrive([one], policy="current") for one in ids]
+            assert await asyncio.gather(*calls) == [1] * 40
         else:
             meant = lodeq.TaskFilter(queue="mail", state="dead")
             assert (await a.act("redrive", meant, policy="current")).done == 40

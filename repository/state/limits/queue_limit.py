@@ -10,7 +10,7 @@ Nothing here waits: ``queue_limits`` says who is woken, and when.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -19,9 +19,10 @@ from ....engine.runtime.clock import TimerHandle
 from .queue_rules import UNSET, QueueRules
 from .share import WHOLE, Share
 
-__all__ = ["NO_LIMIT", "QueueLimit", "Window"]
+__all__ = ["ALL_SHARDS", "NO_LIMIT", "QueueLimit", "Window"]
 
 NO_LIMIT: Final = 1 << 62
+ALL_SHARDS: Final = -1
 
 
 class Window:
@@ -34,13 +35,16 @@ class Window:
         self.period_us = period_us
         self._starts: deque[tuple[int, int]] = deque()  # (moment, how many), oldest first
         self._count = 0
-        self._assumed = 0  # of those that ``fill`` has counted: the ones nothing is known of
+        # Of those that ``fill`` has counted at a moment: the ones nothing is known of.
+        self._assumed: dict[int, int] = {}
 
     def free(self, now_us: int) -> int:
         """How many may start now."""
         starts = self._starts
         while starts and starts[0][0] + self.period_us <= now_us:
-            self._count -= starts.popleft()[1]
+            moment, count = starts.popleft()
+            self._count -= count
+            self._assumed.pop(moment, None)
         return self.n - self._count
 
     @property
@@ -71,16 +75,17 @@ class Window:
         """Another rate: what is known of the past counts."""
         self.n, self.period_us = n, period_us
 
-    def fill(self, now_us: int) -> None:
-        """Nothing is known of the past: count as many as there can have been, as of now."""
-        self._starts.clear()
-        self._starts.append((now_us, self.n))
-        self._count = self._assumed = self.n
+    def fill(self, now_us: int, count: int) -> None:
+        """Nothing is known of a part of the past: count as many as it can have had, as of now."""
+        self._starts.append((now_us, count))
+        self._count += count
+        self._assumed[now_us] = self._assumed.get(now_us, 0) + count
 
     def recall(self, starts: Sequence[tuple[int, int]]) -> None:
         """Take in what has started before, known after all: (moment, how many), oldest first."""
         self._starts = deque(starts)
         self._count = sum(count for _, count in starts)
+        self._assumed.clear()
 
     def known(self, now_us: int, most: int) -> list[tuple[int, int]]:
         """Starts of the last period, in ``most`` entries: none is earlier than it was."""
@@ -101,17 +106,18 @@ class Window:
         """
         if at_us + self.period_us <= filled_us:
             return
-        starts = list(self._starts)
-        if self._assumed:
-            self._assumed -= 1
-            nth = next(i for i, (moment, _) in enumerate(starts) if moment == filled_us)
-            starts[nth] = (filled_us, starts[nth][1] - 1)
-            if not starts[nth][1]:
+        starts, assumed = self._starts, self._assumed
+        if assumed.get(filled_us):
+            assumed[filled_us] -= 1
+            nth = bisect_left(starts, (filled_us, 0))
+            left = starts[nth][1] - 1
+            if left:
+                starts[nth] = (filled_us, left)
+            else:
                 del starts[nth]
-        else:  # more than a rate that is lower now
+        else:  # more than a rate that is lower now, or what was filled is over already
             self._count += 1
         insort(starts, (at_us, 1))
-        self._starts = deque(starts)
 
 
 class QueueLimit:
@@ -119,7 +125,7 @@ class QueueLimit:
 
     __slots__ = (
         "concurrency",
-        "filled_us",
+        "filled",
         "live",
         "picked",
         "rules",
@@ -134,7 +140,7 @@ class QueueLimit:
         self.window: Window | None = None
         self.live = 0
         self.picked = 0  # rows that are to be leased in the section that runs now
-        self.filled_us = 0
+        self.filled: dict[int, int] = {}  # by shard, or ALL_SHARDS: when its past was assumed
         self.timer: TimerHandle | None = None  # runs when the window opens
         self.timer_us = 0
 

@@ -23,7 +23,7 @@ from ..caches.claim_sets import ClaimSets
 from ..lease_state import LeaseState
 from ..long_polls import LongPolls
 from ..queue_state import QueueState
-from .queue_limit import QueueLimit
+from .queue_limit import ALL_SHARDS, QueueLimit, Window
 from .queue_rules import QueueRules
 from .share import Share
 
@@ -83,7 +83,8 @@ class QueueLimits:
         Args:
             queue: its name.
             rules: what is set for it.
-            is_past_known: False after a restart: the window of a rate counts as full.
+            is_past_known: False after a restart: the window of a rate counts as full, unless it is
+                kept here already.
             starts: what the process before has left of it, if it was closed: see ``starts_of``.
         """
         limit = self.by_queue.get(queue)
@@ -100,11 +101,12 @@ class QueueLimits:
         if limit is None:
             limit = self.by_queue[queue] = QueueLimit()
             limit.live = self._count(queue)
+        is_past_known |= limit.window is not None
         limit.set(rules, self._share())
         if starts is not None and limit.window is not None:
             limit.window.recall(self._recalled(starts))
-        elif not is_past_known:
-            self._fill(limit)
+        elif not is_past_known and limit.window is not None:
+            self._fill(limit.window, limit, ALL_SHARDS, limit.window.n)
         if queue_state is not None:
             queue_state.limit = limit
         self._update(queue, limit)
@@ -139,23 +141,28 @@ class QueueLimits:
     def gain(self, shard: int) -> None:
         """A shard will be led here: another process has granted leases of late.
 
+        Its share of a rate counts as used as of now; what is known of the others' is kept.
         Its leases are not counted yet, so that its share of leases comes with ``share_out``.
         """
         if not self.by_queue:
             return
-        led, shards = self._share()
-        share = Share({*led, shard}, shards)
+        had = self._share()
+        share = Share({*had.led, shard}, had.shards)
         for queue, limit in self.by_queue.items():
             before = limit.concurrency
             limit.set(limit.rules, share)
             limit.concurrency = min(before, limit.concurrency)
-            self._fill(limit)
+            if limit.window is not None:
+                starts = limit.window.n
+                if had.led:
+                    rate = limit.rules.rate_n, limit.rules.rate_period_ms * 1000
+                    starts = max(1, starts - had.of_rate(*rate)[0])
+                self._fill(limit.window, limit, shard, starts)
             self._update(queue, limit)
 
-    def _fill(self, limit: QueueLimit) -> None:
-        if limit.window is not None:
-            limit.filled_us = self._now_us()
-            limit.window.fill(limit.filled_us)
+    def _fill(self, window: Window, limit: QueueLimit, shard: int, starts: int) -> None:
+        now_us = limit.filled[shard] = self._now_us()
+        window.fill(now_us, starts)
 
     def recount(self) -> None:
         """A shard has failed: its leases do not count any more."""
@@ -231,9 +238,11 @@ class QueueLimits:
         if limit is None or lease.flags & DEAD_LEASE:
             return
         limit.live += 1
-        if limit.window is not None and limit.filled_us:
+        shard = lease.shard_queue.shard.index
+        filled_us = limit.filled.get(shard) or limit.filled.get(ALL_SHARDS)
+        if limit.window is not None and filled_us:
             ago_us = max(0, self._clock.wall_us() - lease.leased_us)
-            limit.window.know(limit.filled_us - ago_us, limit.filled_us)
+            limit.window.know(filled_us - ago_us, filled_us)
         self._update(queue_state.queue, limit)
 
     def ended(self, lease: LeaseState) -> None:

@@ -512,7 +512,9 @@ async def _redrive_ids(
             continue
         group = shard.coalescer.begin()
         with group:
+            queued = len(group.ops)
             refusal = redrive_one(state, group, location, renew=renew)
+            group.count_from(queued)  # a record with another policy is written anew, whole
         await shard.coalescer.wait(group)
         state.check()
         problem = problem or refusal

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support_behaviour import StillClock, in_memory, settle, until
 
-from lodeq import UsageError
+from lodeq import Limits, NewTask, UsageError
 from lodeq.testing import ManualClock, worker
 from lodeq.worker import App, current
 
@@ -209,3 +209,71 @@ async def test_a_small_step_back_runs_no_tick_twice(caplog):
         await until(lambda: not running.running)
         assert len(ticks) == len(set(ticks))
     assert not caplog.records
+
+
+async def test_a_function_whose_queue_is_full_holds_up_no_other():
+    clock = StillClock()
+    app, ticks = App(), []
+
+    @app.cron("* * * * *", queue="full")
+    async def stuck() -> None:
+        ticks.append("stuck")
+
+    @app.cron("* * * * *", queue="free")
+    async def tick() -> None:
+        ticks.append("tick")
+
+    options = {"limits": Limits(pending_max=1)}
+    async with in_memory(clock, **options) as engine, app.use(engine), app.work(queues=["free"]):
+        blocker = await engine.queue("full").enqueue(b"x", delay=86_400)
+        for _ in range(300):
+            await clock.advance(1, turns=12)
+        await until(lambda: ticks == ["tick"] * 5)
+        await engine.cancel(blocker.id)
+        for _ in range(20):
+            await clock.advance(1, turns=12)
+        assert (await engine.queue("full").stats()).ready == 1  # and four are due
+
+
+async def test_a_worker_that_was_frozen_for_hours_repeats_no_tick():
+    """It enqueues the latest tick, which another worker has enqueued at its moment."""
+    clock = StillClock()
+    (one, ran_here), (two, ran_there) = ticking("0 0 * * *"), ticking("0 0 * * *")
+    async with in_memory(clock) as engine, one.use(engine), two.use(engine):
+        async with one.work(), two.work():
+            two._cron._timer.cancel()
+            for _ in range(145):  # a day; the tick was hours ago
+                await clock.advance(600, turns=12)
+                if (await engine.stats()).enqueued_total:
+                    break
+            for _ in range(18):
+                await clock.advance(600, turns=12)
+            two._cron._look()
+            await settle(200)
+        assert ran_here + ran_there == ["00:00"]
+        assert (await engine.stats()).duplicates_total == 1
+
+
+async def test_a_tick_that_was_refused_for_hours_is_given_up(caplog):
+    """Others may have done it, and its key may be forgotten: it would run twice."""
+    clock = StillClock()
+    app = App()
+
+    @app.cron("*/5 * * * *", queue="full")
+    async def tick() -> None: ...
+
+    @app.task("free")
+    async def other() -> None: ...
+
+    options = {"limits": Limits(pending_max=100)}
+    async with in_memory(clock, **options) as engine, app.use(engine), app.work(queues=["free"]):
+        full = engine.queue("full")
+        await full.enqueue_many([NewTask(b"x", delay=86_400)] * 100)
+        for _ in range(4 * 360):
+            await clock.advance(10, turns=12)
+        await full.purge()
+        for _ in range(4):
+            await clock.advance(10, turns=60)
+        assert (await full.stats()).ready == 12  # those of the last hour
+    said = [one for one in caplog.records if getattr(one, "event", "") == "tick_given_up"]
+    assert len(said) == 36

@@ -46,13 +46,32 @@ def test_no_window_has_more_starts_than_it_may_and_it_opens_when_it_says(n, peri
 @example(n=2, period=20, known=[40, 40, 30])
 def test_a_window_that_is_filled_knows_the_starts_that_somebody_remembers(n, period, known):
     window = Window(n, period)
-    window.fill(40)
+    window.fill(40, n)
     for at in known:
         window.know(at, 40)
     recent = sorted(at for at in known if at + period > 40)
     expected = [*recent, *[40] * (n - len(recent))]
     for now in range(40, 62):
         assert window.free(now) == n - sum(at + period > now for at in expected)
+
+
+def test_a_start_that_is_remembered_late_is_over_as_well():
+    """What was filled may be over by then: a leader may have read many leases before this one."""
+    window = Window(2, 10)
+    window.fill(40, 2)
+    assert window.free(50) == 2
+    window.know(35, 40)
+    assert window.free(50) == 2
+
+
+def test_of_several_parts_of_the_past_each_is_known_by_its_own_moment():
+    window = Window(6, 10)
+    window.start(39, 2)
+    window.fill(40, 2)
+    window.fill(41, 2)
+    assert window.free(41) == 0
+    window.know(33, 40)
+    assert [window.free(now) for now in (42, 43, 49, 50, 51)] == [0, 1, 3, 4, 6]
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 3)), max_size=40), st.integers(1, 8))
