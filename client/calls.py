@@ -126,6 +126,14 @@ CLOSED: Final = "this client is closed"
 CANCEL_CLAIM_S: Final = 2.0  # a server that hangs must not hold up whoever gives up
 # Errors about one task of a redrive: the others are redriven all the same.
 REDRIVE_ERRORS: Final = (TaskNotFoundError, DuplicateTaskError, RecordCorruptError)
+# Calls that change many tasks, by the end of their path: the member that says how many.
+COUNTS: Final[Mapping[str, str]] = {
+    "act": "done",
+    "cancel": "cancelled",
+    "cancel_all": "cancelled",
+    "purge": "purged",
+    "redrive": "redriven",
+}
 _AT: Final = re.compile(r"tasks\[(\d{1,9})\](.*)", re.DOTALL)
 _DEFAULTS: Final = {"max_attempts": 5, "retention": 3600.0, "dead_retention": 604_800.0}
 
@@ -145,6 +153,19 @@ class Call(NamedTuple):
     is_write: bool = False  # if its answer is lost, its outcome is unknown
     is_repeatable: bool = False  # sending it twice does the same as once
     timeout_s: float | None = None
+
+    @property
+    def counts(self) -> str | None:
+        """The member of the answer that says how many tasks it has changed, if one does."""
+        return COUNTS.get(self.path.rpartition("/")[2]) if self.is_write else None
+
+    @property
+    def lost_text(self) -> str:
+        """What to do where its answer was lost."""
+        cure = "so retry with the same dedup key"
+        if self.counts is not None:
+            cure = "wholly or in part: the same call again does the rest"
+        return f"the answer to {self.method} {self.path} was lost; it may have happened, {cure}"
 
 
 class Session:

@@ -213,10 +213,7 @@ class Target:
         text = f"{self.url}: {type(exc).__name__} {exc}".rstrip()
         if isinstance(exc, _NEVER_SENT) or not call.is_write:
             return UnreachableError(f"{text}; is the server running?")
-        return CommitUnknownError(
-            f"{text}: the answer to {call.method} {call.path} was lost; it may have happened, "
-            "so retry with the same dedup key"
-        )
+        return CommitUnknownError(f"{text}: {call.lost_text}")
 
 
 def _base(url: str) -> str:

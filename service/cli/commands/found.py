@@ -373,7 +373,9 @@ def act(
                         steps.step(n=report.done + report.skipped + len(report.refused))
                         if cursor is None:
                             break
-            except LodeqError:
+            except LodeqError as error:
+                done += error.done or 0
+                error.done = done or None
                 if done or skipped or refused:
                     _print_done(name, done, skipped, refused, as_json)
                 raise
@@ -391,7 +393,7 @@ def act(
 
 
 def _print_done(name: str, done: int, skipped: int, refused: dict[str, str], as_json: bool) -> None:
-    """Print what an act came to; of one that broke off, the slices that were reported."""
+    """Print what an act came to; of one that broke off, as far as it came."""
     if as_json:
         print_json([{"done": done, "skipped": skipped, "refused": refused}])
         return

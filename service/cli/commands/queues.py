@@ -488,7 +488,12 @@ def _count(
         async with writing(store) as engine:
             # Asked first: what is done is reported, whatever becomes of the connection.
             others = await left_out(engine, queue, tenant, _counted(act.states), is_all=all_tenants)
-            done: int = await act.do(queue_of(engine, queue, tenant, all_tenants))
+            try:
+                done: int = await act.do(queue_of(engine, queue, tenant, all_tenants))
+            except LodeqError as error:
+                if as_json and error.done:
+                    print_json([{"queue": queue, act.done: error.done}])
+                raise
             if done == 0 and others == NOBODY:
                 await refuse_misspelt_queue(engine, queue, tenant, is_all=all_tenants)
             return done, others
