@@ -88,6 +88,7 @@ class Target:
     ) -> None:
         if not isinstance(url, str):
             raise UsageError(f"an address is a str, not {type(url).__name__}")
+        _check_one(url)
         url = absolute_url(url)
         self.uds: str | None = None
         if url[:5].lower() == "unix:":
@@ -214,6 +215,15 @@ class Target:
         if isinstance(exc, _NEVER_SENT) or not call.is_write:
             return UnreachableError(f"{text}; is the server running?")
         return CommitUnknownError(f"{text}: {call.lost_text}")
+
+
+def _check_one(url: str) -> None:
+    """Refuse the address of a cluster, which names several servers."""
+    scheme, _, nodes = url.partition("://")
+    if scheme.lower() == "lodeq":
+        first = nodes.partition(",")[0].strip() or "HOST:PORT"
+        one = first if first[:5].lower() == "unix:" or "://" in first else f"tcp://{first}"
+        raise UsageError(f"{url!r} is a cluster; here one of its nodes is meant: give {one}")
 
 
 def _base(url: str) -> str:
