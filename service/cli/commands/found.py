@@ -30,6 +30,7 @@ from ..display import (
     task_json,
 )
 from ..missing_queue import (
+    LEAVE_OUT,
     note_cut_previews,
     note_misspelt_arguments,
     note_misspelt_filter,
@@ -241,7 +242,7 @@ def _format_of(store: str, out: str) -> str:
         raise UsageError(f"expected a file called .{', .'.join(FOUND_FORMATS)}, got {out!r}")
     check_found_format(suffix)
     if not is_url(store):
-        check_apart(store, out)
+        check_apart(store, out, "--export")
     folder = os.path.dirname(os.path.abspath(out))
     if not os.path.isdir(folder):
         raise UsageError(f"there is no folder {folder!r}: make it, or give another --export")
@@ -351,7 +352,9 @@ def act(
                 named = meant.queue
                 if yes and named is not None:
                     is_all, whose = meant.tenant is None, meant.tenant or ""
-                    if await refuse_misspelt_queue(engine, named, whose, is_all=is_all):
+                    if await refuse_misspelt_queue(
+                        engine, named, whose, is_all=is_all, cure=LEAVE_OUT
+                    ):
                         named = None  # it is said
                 await note_misspelt_filter(engine, named, meant.tenant, meant.function)
                 await note_misspelt_arguments(engine, meant)

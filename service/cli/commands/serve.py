@@ -226,6 +226,9 @@ def serve(
 
 def _address(uds: str | None, host: str | None, port: int) -> Literal[True] | str:
     if host is not None:
+        name, _, rest = host.partition(":")
+        if name and rest.isdecimal():  # no address of IPv6
+            raise UsageError(f"{host!r} has a port: give --host {name} --port {rest}")
         return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     return True if uds is None else f"unix://{os.path.abspath(uds)}"
 
