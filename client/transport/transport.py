@@ -256,7 +256,7 @@ def _read(answer: Answer, *, is_closed: bool) -> Any:
         return FORM.loads(answer.content)
     try:
         doc: object = json.loads(answer.content)
-    except ValueError:
+    except (ValueError, RecursionError):
         doc = answer.content.decode("utf-8", "replace")
     error = error_of(doc, answer.status)
     # Its store is closed, not this client: another server may follow.
