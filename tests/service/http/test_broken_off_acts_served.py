@@ -10,6 +10,7 @@ import lodeq.testing
 from lodeq import NewTask, TaskFilter
 from lodeq.client.cluster.nodes import Nodes
 from lodeq.repository.api.engine import Engine
+from lodeq.service.http.guard import Settings
 from lodeq.service.http.link import connection as linked
 
 pytestmark = pytest.mark.anyio
@@ -136,3 +137,18 @@ async def test_what_other_shards_have_done_is_said_where_an_act_fails(monkeypatc
         left = (await mail.stats()).ready
         assert 0 < left < 60
         assert error.done == 60 - left
+
+
+async def test_a_checkpoint_whose_answer_is_lost_is_not_denied(tmp_path, cut):
+    settings = Settings(checkpoints=str(tmp_path / "checkpoints"))
+    async with lodeq.open(tmp_path / "jobs") as inner:
+        with socket_path() as path:
+            async with (
+                serving(inner, settings=settings, path=path) as url,
+                lodeq.connect(url) as engine,
+            ):
+                cut[0] = 1
+                error = await error_of(engine.checkpoint("daily"))
+    assert isinstance(error, lodeq.CommitUnknownError)
+    assert "look whether it is there" in str(error)
+    assert (tmp_path / "checkpoints" / "daily").is_dir()
