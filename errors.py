@@ -95,8 +95,8 @@ class LodeqError(Exception):
     were not enqueued (or whose outcome is unknown).
 
     Raised in the middle of a call that changes many tasks (``act``, ``redrive``, ``purge``,
-    ``cancel_all``), it carries ``done``: how many were changed for certain; None if that is none.
-    The same call again goes on with the rest.
+    ``cancel_all``, those of workflows), it carries ``done``: how many were changed for certain,
+    whatever its class says of the rest; None if that is none. The same call again goes on.
     """
 
     receipts: Sequence[Any] = ()

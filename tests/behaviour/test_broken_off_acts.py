@@ -113,3 +113,17 @@ async def test_a_lease_that_cannot_be_ended_yet_leaves_none_before_it_uncounted(
         assert (await error_of(rig.queue.cancel_all())).done == 2
         assert (await rig.queue.stats()).leased == 1
         await sound(rig.engine)
+
+
+@pytest.mark.parametrize("how", ["cancel", "redrive"])
+async def test_an_act_on_a_workflow_says_how_many_are_done(how):
+    async with faulty() as rig:
+        workflow = await rig.engine.workflow()
+        await workflow.add([NewTask(b"x", "mail")] * TASKS)
+        await workflow.seal()
+        if how == "redrive":
+            for lease in await rig.queue.claim(limit=TASKS):
+                await lease.bury("no")
+        fail_after(rig, 2)  # the first one says what is to come
+        error = await error_of(getattr(rig.engine, f"{how}_workflow")(workflow.id))
+        assert error.done == WRITTEN
