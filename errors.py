@@ -93,9 +93,14 @@ class LodeqError(Exception):
 
     Raised by ``enqueue_many``, it carries ``receipts``: one entry per task, None for those that
     were not enqueued (or whose outcome is unknown).
+
+    Raised in the middle of a call that changes many tasks (``act``, ``redrive``, ``purge``,
+    ``cancel_all``, those of workflows), it carries ``done``: how many were changed for certain,
+    whatever its class says of the rest; None if that is none. The same call again goes on.
     """
 
     receipts: Sequence[Any] = ()
+    done: int | None = None
 
 
 class UsageError(LodeqError, ValueError):

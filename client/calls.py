@@ -99,6 +99,7 @@ __all__ = [
     "heartbeat_many",
     "history",
     "list_query",
+    "long_write",
     "nack",
     "packed_options",
     "packed_tasks",
@@ -123,9 +124,21 @@ PackedTask = tuple[int, bytes, bytes | None]  # kind, payload, and options if th
 LEASE_S: Final = 30.0
 CLAIM_ID_BYTES: Final = 16
 CLOSED: Final = "this client is closed"
+_LONG_S: Final = 86_400.0  # as long as it takes
 CANCEL_CLAIM_S: Final = 2.0  # a server that hangs must not hold up whoever gives up
 # Errors about one task of a redrive: the others are redriven all the same.
 REDRIVE_ERRORS: Final = (TaskNotFoundError, DuplicateTaskError, RecordCorruptError)
+# Calls that change many tasks, by the end of their path: the member that says how many.
+COUNTS: Final[Mapping[str, str]] = {
+    "act": "done",
+    "cancel": "cancelled",
+    "cancel_all": "cancelled",
+    "purge": "purged",
+    "redrive": "redriven",
+}
+# Others that go on where they were, and those that leave a copy behind.
+_GO_ON: Final = frozenset(("forget_loads", "ingest", "migrate_bodies", "purge_archived"))
+_LEAVE_COPIES: Final = frozenset(("checkpoint", "snapshots"))
 _AT: Final = re.compile(r"tasks\[(\d{1,9})\](.*)", re.DOTALL)
 _DEFAULTS: Final = {"max_attempts": 5, "retention": 3600.0, "dead_retention": 604_800.0}
 
@@ -145,6 +158,22 @@ class Call(NamedTuple):
     is_write: bool = False  # if its answer is lost, its outcome is unknown
     is_repeatable: bool = False  # sending it twice does the same as once
     timeout_s: float | None = None
+
+    @property
+    def counts(self) -> str | None:
+        """The member of the answer that says how many tasks it has changed, if one does."""
+        return COUNTS.get(self.path.rpartition("/")[2]) if self.is_write else None
+
+    @property
+    def lost_text(self) -> str:
+        """What to do where its answer was lost."""
+        name = self.path.rpartition("/")[2]
+        cure = "so retry with the same dedup key"
+        if self.counts is not None or name in _GO_ON:
+            cure = "wholly or in part: the same call again does the rest"
+        elif name in _LEAVE_COPIES:
+            cure = "so look whether it is there"
+        return f"the answer to {self.method} {self.path} was lost; it may have happened, {cure}"
 
 
 class Session:
@@ -739,12 +768,15 @@ def redrive(
 
 
 def engine_call(path: str, doc: Any = None, *, takes_long: bool = False) -> Call:
-    """Read the engine, or (with a document) change it. ``takes_long``: a day's timeout."""
+    """Read the engine, or (with a document) do what may be done twice.
+
+    ``takes_long``: a day's timeout.
+    """
     return Call(
         "GET" if doc is None else "POST",
         path,
         doc,
-        wait_s=86_400.0 if takes_long else 0.0,
+        wait_s=_LONG_S if takes_long else 0.0,
         is_repeatable=True,
     )
 
@@ -820,4 +852,12 @@ def queues(after: str | None) -> Call:
 
 def checkpoint(path: str | os.PathLike[str]) -> Call:
     """Copy the store to a folder of the server."""
-    return engine_call("/checkpoint", {"path": os.fspath(path)}, takes_long=True)
+    return long_write("/checkpoint", {"path": os.fspath(path)})
+
+
+def long_write(path: str, doc: Any) -> Call:
+    """Change the store, however long that takes. Not one to be sent twice.
+
+    A second checkpoint finds the first one's folder, a second migration nothing to do.
+    """
+    return Call("POST", path, doc, wait_s=_LONG_S, is_write=True)

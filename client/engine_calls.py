@@ -679,7 +679,7 @@ class RemoteCalls(RemoteRequests):
 
     async def migrate_bodies(self) -> MigrationReport:
         """See ``Engine.migrate_bodies``, also for Durability and Cancellation."""
-        doc = await self.send(calls.engine_call("/migrate_bodies", {}, takes_long=True))
+        doc = await self.send(calls.long_write("/migrate_bodies", {}))
         return flat_of(MigrationReport, doc)
 
     async def fsync(self) -> None:

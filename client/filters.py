@@ -83,7 +83,10 @@ def act(
     limit: int,
     cursor: str | None,
 ) -> Call:
-    """Ask for one slice of an act. A slice that is repeated does no harm.
+    """Ask for one slice of an act.
+
+    Not one to be sent twice: a slice that is repeated does no harm, but does not count either what
+    the first one has done.
 
     Args:
         session: of the client.
@@ -102,7 +105,7 @@ def act(
         "limit": check_found(limit),
         "cursor": cursor,
     }
-    return Call("POST", "/tasks/act", doc, is_write=True, is_repeatable=True)
+    return Call("POST", "/tasks/act", doc, is_write=True)
 
 
 def act_of(doc: Mapping[str, Any]) -> ActReport:

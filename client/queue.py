@@ -12,6 +12,7 @@ from ..errors import IncompleteError, LodeqError
 from ..repository.model.arguments import duration_s, listed, waits
 from ..repository.model.flows.workflows import OnFailure
 from ..repository.model.payload_sources import PayloadSource
+from ..repository.model.tally import Tally
 from ..repository.model.task_options import (
     CONFLICT_DEFAULT,
     NO_IDS,
@@ -335,16 +336,17 @@ class RemoteQueue:
         self, ids: Sequence[AnyId] | None = None, *, policy: RedrivePolicy = "stored"
     ) -> int:
         """See ``Queue.redrive``, also for Durability and Cancellation."""
-        redriven = 0
         problem: LodeqError | None = None
-        for call in calls.redrive(self._engine.session, self._template, ids, policy):
-            try:
-                redriven += await read_whole(self._engine, call, itemgetter("redriven"))
-            except calls.REDRIVE_ERRORS as error:
-                problem = problem or error
-        if problem is not None:
-            raise problem
-        return redriven
+        with Tally() as tally:
+            for call in calls.redrive(self._engine.session, self._template, ids, policy):
+                try:
+                    tally.count += await read_whole(self._engine, call, itemgetter("redriven"))
+                except calls.REDRIVE_ERRORS as error:
+                    tally.take(error)
+                    problem = problem or error
+            if problem is not None:
+                raise problem
+        return tally.count
 
     async def pause(self) -> None:
         """See ``Queue.pause``, also for Durability and Cancellation."""

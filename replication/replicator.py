@@ -167,6 +167,8 @@ class LogReplicator:
             FormatTooNewError: the cluster is at a feature level that this release does not know.
             ShardCountError: the cluster has another number of shards.
             OpenError: a checkpoint is needed, and none can be used.
+            UsageError: the store is new, and another live node has the name of this one and keeps
+                it; nothing was written.
         """
         waiting = Waiting(current_spawner(), self._clock)
         try:
@@ -177,6 +179,8 @@ class LogReplicator:
             genesis = self._genesis = await self._connect(waiting)
             _check_level(genesis)
             self._check_note(genesis)
+            if self._path is not None and self._note is None:
+                await self._check_free(waiting)
             if genesis.copies:
                 await self._prepare_copies(waiting.spawner)
             elif self._path is not None:
@@ -224,6 +228,24 @@ class LogReplicator:
                 if self._clock.mono() >= give_up:
                     raise
             await waiting.pause(self.options.retry_s)
+
+    async def _check_free(self, waiting: Waiting) -> None:
+        """Wait until no live node has this name, for as long as one that died may seem to live.
+
+        A folder in which anything was written is noted as this node's, and of use to no other.
+        """
+        give_up = self._clock.mono() + 2 * self.log.session_s + self.options.name_s
+        while True:
+            try:
+                found = [one for one in await self.log.members() if one.node == self._name]
+                if not found:
+                    return
+                if self._clock.mono() >= give_up:
+                    raise self._name_is_taken(f"it is at {found[0].url or 'no address'}")
+            except LogUnavailableError:
+                if self._clock.mono() >= give_up:
+                    raise
+            await waiting.pause(min(self.options.report_s, NAME_S))
 
     async def _check_begun(self, note: ReplicaNote) -> None:
         """Raise if a log of a cluster that is known here holds nothing: it is not begun here."""
@@ -416,7 +438,7 @@ class LogReplicator:
                 refused_at = node.mono() if refused_at is None else refused_at
                 if node.mono() - refused_at > 2 * log.session_s + options.name_s:
                     node.problems.pop(name, None)
-                    self.refusal = self._name_is_taken(error)
+                    self.refusal = self._name_is_taken(str(error))
                     self._stop(self.refusal)
                     return
                 node.problems[name] = (
@@ -447,11 +469,11 @@ class LogReplicator:
             for shard in self._of_group(group):
                 shard.session_lost()
 
-    def _name_is_taken(self, error: NameTakenError) -> UsageError:
+    def _name_is_taken(self, why: str) -> UsageError:
         """Make the error that ends this node: a session of before would be over by now."""
         return UsageError(
             f"another live node of the cluster {self._cluster!r} has the name {self._name!r} and "
-            f"keeps it: end that one, or give this one a name and a folder of its own ({error})"
+            f"keeps it: end that one, or give this one a name and a folder of its own ({why})"
         )
 
     async def _watch_session(self, log: SharedLog) -> None:

@@ -680,7 +680,7 @@ class SyncRemoteCalls(SyncRemoteRequests):
 
     def migrate_bodies(self) -> MigrationReport:
         """See ``Engine.migrate_bodies``, also for Durability and Cancellation."""
-        doc = self.send(calls.engine_call("/migrate_bodies", {}, takes_long=True))
+        doc = self.send(calls.long_write("/migrate_bodies", {}))
         return flat_of(MigrationReport, doc)
 
     def fsync(self) -> None:

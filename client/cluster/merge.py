@@ -23,6 +23,7 @@ __all__ = [
     "health",
     "history",
     "listed",
+    "n_done",
     "nothing",
     "of_first",
     "queue_stats",
@@ -30,6 +31,7 @@ __all__ = [
     "released",
     "stats",
     "summed",
+    "with_done",
     "workflows",
 ]
 
@@ -61,6 +63,18 @@ def _sum(docs: Iterable[Mapping[str, Any]]) -> Doc:
 def summed(call: Call, docs: Docs) -> Doc:
     """Counts of what was done."""
     return _sum(docs)
+
+
+def n_done(call: Call, docs: Docs) -> int:
+    """How many tasks were changed, where the answers to such a call say so."""
+    name = call.counts
+    return 0 if name is None else sum(doc[name] for doc in docs if name in doc)
+
+
+def with_done(call: Call, doc: Mapping[str, Any], done: int) -> Mapping[str, Any]:
+    """The answer to a call, with what it had done before it was sent once more."""
+    name = call.counts
+    return doc if name is None or name not in doc else {**doc, name: doc[name] + done}
 
 
 def nothing(call: Call, docs: Docs) -> Doc:

@@ -25,9 +25,11 @@ from ...errors import (
     UnreachableError,
     UsageError,
 )
+from ...repository.model.tally import Tally
 from ..calls import CLOSED, Call
 from ..transport.target import Doubt
 from ..transport.transport import Transport
+from .merge import with_done
 from .target import ClusterTarget, Patience
 from .together import closed, gather, pause
 from .topology import Topology
@@ -259,14 +261,15 @@ class Nodes:
         """
         patience = Patience(self.patience_s if patience_s is None else patience_s)
         last: LodeqError | None = None
-        with Doubt() as doubt:
+        with Tally() as tally, Doubt() as doubt:
             while True:
                 await self.refresh()
                 node = self.topology.leader(shard)
                 if node is not None:
                     try:
-                        return await self.ask(node, call)
+                        return with_done(call, await self.ask(node, call), tally.count)
                     except NotLeaderError as error:
+                        tally.take(error)  # it led when it began
                         self.topology.refused(node, [shard], error.leader)
                         last = error
                     except UnreachableError as error:

@@ -18,10 +18,11 @@ from ...errors import (
     UsageError,
 )
 from ...repository.model.filters import FILTER_STATES, Cursor, start_of
+from ...repository.model.tally import Tally
 from ..calls import REDRIVE_ERRORS, Call
 from ..transport.target import Doubt
 from .enqueues import is_keyed
-from .merge import found
+from .merge import found, n_done, with_done
 from .nodes import MAP, Nodes
 from .target import Patience, scoped, worse
 from .together import gather, pause
@@ -50,9 +51,42 @@ async def whole(nodes: Nodes, call: Call, merge: Callable[[Call, Docs], Any]) ->
         LodeqError: what a leader refused, once all others have answered; rather that the outcome
             of one is unknown.
     """
+    answers: list[Any] = []
+    with Tally() as tally:
+        try:
+            failure, left, last = await _ask_leaders(nodes, call, answers, tally)
+            if failure is not None:
+                raise failure
+            if left and not answers:
+                raise last or UnreachableError(
+                    f"{nodes.target.url}: no shard of the cluster has a leader"
+                )
+            if left:
+                raise IncompleteError(
+                    f"incomplete: shards {sorted(left)} have no leader that answers ({last}); "
+                    "'found' is what the others have: repeat the call later",
+                    shards=tuple(sorted(left)),
+                    found=with_done(call, merge(call, answers), tally.count),
+                )
+            return with_done(call, merge(call, answers), tally.count)
+        except LodeqError:
+            tally.count += n_done(call, answers)
+            raise
+
+
+async def _ask_leaders(
+    nodes: Nodes, call: Call, answers: list[Any], tally: Tally
+) -> tuple[LodeqError | None, set[int], LodeqError | None]:
+    """Ask the leaders of all shards. Returns what one refused, whose is left, and why.
+
+    Args:
+        nodes: of the cluster.
+        call: without shards.
+        answers: gets them.
+        tally: gets what was done by those that failed in the middle.
+    """
     await nodes.refresh()
     left = set(range(nodes.topology.shards))
-    answers: list[Any] = []
     failure: LodeqError | None = None
     last: LodeqError | None = None
     patience = Patience(nodes.patience_s)
@@ -61,6 +95,8 @@ async def whole(nodes: Nodes, call: Call, merge: Callable[[Call, Docs], Any]) ->
         asks = [partial(nodes.ask, node, scoped(call, shards)) for node, shards in groups.items()]
         outcomes = await gather(asks) if asks else []
         for (node, shards), outcome in zip(groups.items(), outcomes, strict=True):
+            if isinstance(outcome, LodeqError):
+                tally.take(outcome)
             if isinstance(outcome, NotLeaderError):
                 nodes.topology.refused(node, shards, outcome.leader)
                 last = outcome
@@ -77,18 +113,7 @@ async def whole(nodes: Nodes, call: Call, merge: Callable[[Call, Docs], Any]) ->
         nodes.topology.is_stale = True
         await pause(patience.next_s())
         await nodes.refresh()
-    if failure is not None:
-        raise failure
-    if left and not answers:
-        raise last or UnreachableError(f"{nodes.target.url}: no shard of the cluster has a leader")
-    if left:
-        raise IncompleteError(
-            f"incomplete: shards {sorted(left)} have no leader that answers ({last}); 'found' is "
-            "what the others have: repeat the call later",
-            shards=tuple(sorted(left)),
-            found=merge(call, answers),
-        )
-    return merge(call, answers)
+    return failure, left, last
 
 
 async def all_nodes(nodes: Nodes, call: Call, merge: Callable[[Call, Docs], Any]) -> Any:
@@ -160,20 +185,27 @@ async def act(nodes: Nodes, call: Call) -> Any:
             raise UsageError(f"cursor {cursor!r:.80} is not one: take it from the page before")
         at, inner = int(named[1]), named[2]
     begin = replace(Cursor.of(inner), queue="", state=FILTER_STATES[0], position=b"").text()
-    done = skipped = 0
+    skipped = 0
     refused: dict[str, str] = {}
-    while True:
-        left = call.doc["limit"] - done - skipped - len(refused)
-        doc = {**call.doc, "cursor": inner, "limit": left}
-        report = await nodes.follow(scoped(call._replace(doc=doc), [at]), at)
-        done += report["done"]
-        skipped += report["skipped"]
-        refused |= report["refused"]
-        is_through = report["cursor"] is None
-        at, inner = (at + 1, begin) if is_through else (at, report["cursor"])
-        more = None if at == shards else f"{at}:{inner}"
-        if more is None or not is_through or done + skipped + len(refused) >= call.doc["limit"]:
-            return {"done": done, "skipped": skipped, "refused": refused, "cursor": more}
+    with Tally() as tally:
+        while True:
+            left = call.doc["limit"] - tally.count - skipped - len(refused)
+            doc = {**call.doc, "cursor": inner, "limit": left}
+            report = await nodes.follow(scoped(call._replace(doc=doc), [at]), at)
+            tally.count += report["done"]
+            skipped += report["skipped"]
+            refused |= report["refused"]
+            is_through = report["cursor"] is None
+            at, inner = (at + 1, begin) if is_through else (at, report["cursor"])
+            more = None if at == shards else f"{at}:{inner}"
+            is_full = tally.count + skipped + len(refused) >= call.doc["limit"]
+            if more is None or not is_through or is_full:
+                return {
+                    "done": tally.count,
+                    "skipped": skipped,
+                    "refused": refused,
+                    "cursor": more,
+                }
 
 
 async def redrive(nodes: Nodes, call: Call) -> Any:
@@ -188,18 +220,21 @@ async def redrive(nodes: Nodes, call: Call) -> Any:
         partial(nodes.follow, call._replace(doc={**call.doc, "ids": ids}), shard)
         for shard, ids in by_shard.items()
     ]
-    redriven = 0
+    tally = Tally()
     problem: LodeqError | None = None
     for outcome in await gather(parts):
+        if isinstance(outcome, LodeqError):
+            tally.take(outcome)
         if not isinstance(outcome, LodeqError):
-            redriven += outcome["redriven"]
+            tally.count += outcome["redriven"]
         elif problem is None or isinstance(problem, REDRIVE_ERRORS):
             problem = outcome  # what says more than that one task could not be
         else:
             problem = worse(problem, outcome)
-    if problem is not None:
-        raise problem
-    return {"redriven": redriven}
+    with tally:
+        if problem is not None:
+            raise problem
+    return {"redriven": tally.count}
 
 
 # -- many leases -------------------------------------------------------------------------

@@ -53,6 +53,7 @@ _ATTRIBUTES: Final = (
     "state",
     "finished_at",
     "scope",
+    "done",
 )
 
 

@@ -103,7 +103,4 @@ class FramedTarget(NamedTuple):
         text = f"{self.url}: {exc}".rstrip(": ")
         if not call.is_write:
             return UnreachableError(f"{text}; is the server running?")
-        return CommitUnknownError(
-            f"{text}: the answer to {call.method} {call.path} was lost; it may have happened, "
-            "so retry with the same dedup key"
-        )
+        return CommitUnknownError(f"{text}: {call.lost_text}")

@@ -88,6 +88,7 @@ class Target:
     ) -> None:
         if not isinstance(url, str):
             raise UsageError(f"an address is a str, not {type(url).__name__}")
+        _check_one(url)
         url = absolute_url(url)
         self.uds: str | None = None
         if url[:5].lower() == "unix:":
@@ -213,10 +214,16 @@ class Target:
         text = f"{self.url}: {type(exc).__name__} {exc}".rstrip()
         if isinstance(exc, _NEVER_SENT) or not call.is_write:
             return UnreachableError(f"{text}; is the server running?")
-        return CommitUnknownError(
-            f"{text}: the answer to {call.method} {call.path} was lost; it may have happened, "
-            "so retry with the same dedup key"
-        )
+        return CommitUnknownError(f"{text}: {call.lost_text}")
+
+
+def _check_one(url: str) -> None:
+    """Refuse the address of a cluster, which names several servers."""
+    scheme, _, nodes = url.partition("://")
+    if scheme.lower() == "lodeq":
+        first = nodes.partition(",")[0].strip() or "HOST:PORT"
+        one = first if first[:5].lower() == "unix:" or "://" in first else f"tcp://{first}"
+        raise UsageError(f"{url!r} is a cluster; here one of its nodes is meant: give {one}")
 
 
 def _base(url: str) -> str:
@@ -249,7 +256,7 @@ def _read(answer: Answer, *, is_closed: bool) -> Any:
         return FORM.loads(answer.content)
     try:
         doc: object = json.loads(answer.content)
-    except ValueError:
+    except (ValueError, RecursionError):
         doc = answer.content.decode("utf-8", "replace")
     error = error_of(doc, answer.status)
     # Its store is closed, not this client: another server may follow.

@@ -9,9 +9,13 @@ work that writes many rows, so that callers do not wait long behind its commits.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Final, TypeVar
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self, TypeVar
 
 from ...coalescer.group import Group
+from ...errors import LodeqError
+from ..model.tally import Tally
 from .engine_state import EngineState
 from .queue_state import Shard
 
@@ -59,13 +63,33 @@ class PacedGroups:
     A caller's enqueue, claim and complete may each wait for one group and its commit. So a group
     ends after 0.4 ms, or after half the time of the last commit if that is longer, at most 4 ms;
     and at 256 KiB. Under a clock moved by hand only its bytes end it.
+
+    A context manager, also several times: what is queued when it is left is committed. An error of
+    ours waits for that, for nobody could take it back.
+
+    Args:
+        state: of the engine.
+        shard: that is written to.
+        tally: gets what ``changed`` was called for, once that is committed.
     """
 
-    __slots__ = ("_bytes", "_group", "_queued", "_shard", "_state", "_until", "_wait_s")
+    __slots__ = (
+        "_bytes",
+        "_changed",
+        "_group",
+        "_queued",
+        "_shard",
+        "_state",
+        "_tally",
+        "_until",
+        "_wait_s",
+    )
 
-    def __init__(self, state: EngineState, shard: Shard) -> None:
+    def __init__(self, state: EngineState, shard: Shard, tally: Tally | None = None) -> None:
         self._state = state
         self._shard = shard
+        self._tally = Tally() if tally is None else tally
+        self._changed = 0
         self._group: Group | None = None
         self._wait_s = self._until = 0.0
         self._bytes = self._queued = 0
@@ -87,14 +111,32 @@ class PacedGroups:
         self._queued = len(group.ops)
         return group
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if exc is None:
+            await self.commit()
+        elif isinstance(exc, LodeqError):
+            with suppress(LodeqError):  # the first one says what is wrong
+                await self.commit()
+
+    def changed(self) -> None:
+        """Count a task whose rows are in the group."""
+        self._changed += 1
+
     async def commit(self) -> None:
         """Commit the open group, if there is one, and wait for it."""
         group, self._group = self._group, None
+        changed, self._changed = self._changed, 0
         if group is not None:
             self._count(group)
             began = self._state.clock.mono()
             await self._shard.coalescer.wait(group)
             self._wait_s = self._state.clock.mono() - began
+            self._tally.count += changed
 
     def _count(self, group: Group) -> None:
         self._bytes += group.count_from(self._queued)

@@ -42,6 +42,7 @@ from ...engine.records.workflow import (
 from ...engine.runtime.ids import slot_of_id
 from ...engine.runtime.task_id import TaskId
 from ...errors import CorruptionError, UsageError
+from ..model.tally import Tally
 from ..state.engine_state import EngineState
 from ..state.pages import Pages
 from ..state.queue_state import Shard
@@ -76,15 +77,15 @@ async def cancel_workflow(state: EngineState, workflow: bytes) -> int:
 
 async def _written(state: EngineState, shard: Shard, slices: Iterator[tuple[Group, int]]) -> int:
     """Wait for each slice before the next one is made; how many tasks they concern."""
-    count = 0
-    for group, n in slices:
-        count += n
-        await shard.coalescer.wait(group)
-        await state.spawner.checkpoint()
-        state.check()
-        if not shard.coalescer.has_capacity:
-            await state.backpressure(shard)
-    return count
+    with Tally() as tally:
+        for group, n in slices:
+            await shard.coalescer.wait(group)
+            tally.count += n
+            await state.spawner.checkpoint()
+            state.check()
+            if not shard.coalescer.has_capacity:
+                await state.backpressure(shard)
+    return tally.count
 
 
 def _slices_of_parts(shard: Shard, workflow: bytes) -> Iterator[list[PartRecord]]:

@@ -13,6 +13,7 @@ import click
 from ... import __version__
 from ...errors import AccessDeniedError, LodeqError
 from ..shared.build import BUILD
+from ..shared.failure_text import failure_text
 from .catalogue import SECTIONS, Commands
 from .output import OutputError, discard_output, flush, shown
 
@@ -63,7 +64,9 @@ class _Family(click.Group):
         except AccessDeniedError as exc:
             cure = "; give a token that has it in LODEQ_TOKEN" if exc.scope else ""
             raise _Refused(f"{exc}{cure}") from exc
-        except (LodeqError, OSError) as exc:
+        except LodeqError as exc:
+            raise _Refused(failure_text(exc)) from exc
+        except OSError as exc:
             raise _Refused(str(exc)) from exc
         except click.Abort as exc:  # of a question; its context says how that ended
             click.echo(err=True)

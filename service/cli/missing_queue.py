@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Final
 
 import click
 
@@ -15,6 +16,7 @@ from ..shared.argument_names import misspelt_arguments
 from .output import shown
 
 __all__ = [
+    "LEAVE_OUT",
     "note_cut_previews",
     "note_missing_queue",
     "note_misspelt_arguments",
@@ -25,6 +27,8 @@ __all__ = [
     "seen_queues",
 ]
 
+LEAVE_OUT: Final = "leave --tenant out"  # of a filter, which then means all of them
+_NAME_THEM: Final = "give --tenant or --all-tenants"
 _NAMES_MAX = 10
 
 
@@ -39,7 +43,9 @@ async def seen_queues(engine: Engine) -> Mapping[tuple[str, str], QueueStats] | 
         return None
 
 
-async def refuse_misspelt_queue(engine: Engine, queue: str, tenant: str, *, is_all: bool) -> bool:
+async def refuse_misspelt_queue(
+    engine: Engine, queue: str, tenant: str, *, is_all: bool, cure: str = _NAME_THEM
+) -> bool:
     """Note on stderr that a queue holds nothing; refuse a name that is nearly one of the others.
 
     Call it where nothing was found: a queue is only known by what it holds.
@@ -49,13 +55,14 @@ async def refuse_misspelt_queue(engine: Engine, queue: str, tenant: str, *, is_a
         queue: the name that was given.
         tenant: whose queue.
         is_all: it was meant for all tenants.
+        cure: what to do where only other tenants have anything.
 
     Returns: whether there was something to say.
 
     Raises:
         TaskNotFoundError: the name looks misspelt.
     """
-    note, similar = await _missing(engine, queue, tenant, is_all=is_all)
+    note, similar = await _missing(engine, queue, tenant, is_all=is_all, cure=cure)
     if similar:
         raise TaskNotFoundError(note)
     _say(note)
@@ -104,8 +111,8 @@ async def note_misspelt_filter(
     """
     if queue is not None:
         is_all = tenant is None
-        cure = "leave --tenant out"
-        _say((await _missing(engine, queue, tenant or "", is_all=is_all, cure=cure))[0])
+        found = await _missing(engine, queue, tenant or "", is_all=is_all, cure=LEAVE_OUT)
+        _say(found[0])
     if function is not None:
         await _note_function(engine, function)
 
@@ -153,7 +160,7 @@ async def _missing(
     tenant: str,
     *,
     is_all: bool,
-    cure: str = "give --tenant or --all-tenants",
+    cure: str = _NAME_THEM,
 ) -> tuple[str, Collection[str]]:
     """(what to say of a queue that holds nothing; names like it). Nothing if it holds something."""
     found = await seen_queues(engine)

@@ -47,6 +47,6 @@ async def document_of(request: Request, bytes_max: int = BODY_BYTES_MAX) -> dict
     given = await request.body()
     try:
         document = json.loads(given) if 0 < len(given) <= bytes_max else None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"the body is no JSON: {error}") from error
     return document if isinstance(document, dict) else {}

@@ -93,7 +93,7 @@ async def ask_node(
         raise UsageError(f"{url} is no node of a cluster: start it with --replicate")
     try:
         found = answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise UnreachableError(
@@ -181,7 +181,7 @@ class HttpCheckpoints:
                         await self._file(client, f"{base}/{quote(path)}", place, size, spawner)
             except UsageError:  # a ValueError
                 raise
-            except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
+            except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as exc:
                 # An OSError: the next checkpoint is tried.
                 raise ConnectionError(
                     f"{checkpoint.url}: {type(exc).__name__} {exc}".rstrip()
@@ -241,7 +241,7 @@ def _refusal(answer: httpx.Response) -> str:
     try:
         found = answer.json()
         return str(found.get("error") or found["detail"])
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, AttributeError, RecursionError):
         return f"it answers with {answer.status_code}"
 
 

@@ -56,7 +56,7 @@ class NodeLeaderCalls:
         try:
             answer = await self._client(url).post("/cluster/joins", json=document)
             found = answer.json()
-        except (httpx.HTTPError, ValueError) as exc:
+        except (httpx.HTTPError, ValueError, RecursionError) as exc:
             raise UnreachableError(f"{url}: {type(exc).__name__} {exc}".rstrip()) from exc
         is_one = isinstance(found, dict)
         if not answer.is_success or not is_one or not {"attached", "later"} <= found.keys():

@@ -21,6 +21,7 @@ from urllib.parse import quote, urlencode
 from ...engine.runtime.ids import Rng, SystemRng
 from ...engine.runtime.task_id import TaskId
 from ...errors import BusyError, DuplicateTaskError, LodeqError, TaskNotFoundError, UsageError
+from ..shared.failure_text import failure_text
 from .access.auth import NOT_OURS, Auth
 from .access.grants import Access, granted, root_of
 from .access.sessions import Sessions
@@ -269,7 +270,7 @@ class Dashboard:
                 response = await handler(request)
             except LodeqError as error:
                 status = next((s for kind, s in _STATUSES.items() if isinstance(error, kind)), 503)
-                response = self._auth.problem(request, str(error), status)
+                response = self._auth.problem(request, failure_text(error), status)
             return self._auth.with_cookie(request, response)
 
         return endpoint

@@ -340,13 +340,21 @@ def _malformed(scope: Scope) -> tuple[LodeqError, int] | None:
     """Find a fault of a request's head, whoever sends it: the error and its status."""
     n_bytes = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
     n_tokens = 0
+    has_length = has_coding = False
     for name, value in scope["headers"]:
         n_bytes += len(name) + len(value) + 4  # a colon, a space, and the line's end
         n_tokens += name == b"authorization"
+        has_length |= name == b"content-length"
+        has_coding |= name == b"transfer-encoding"
     if n_bytes > HEAD_BYTES_MAX:
         return UsageError(f"the request's head is larger than {HEAD_BYTES_MAX} bytes"), 431
     if n_tokens > 1:
         return UsageError("Authorization is given twice: give it once"), 400
+    if has_coding and (has_length or scope.get("http_version") == "1.0"):
+        # A proxy may have seen another end of it, and what follows is another's request (RFC 9112).
+        return UsageError(
+            "the length of the body is given in two ways, or in none of HTTP/1.0"
+        ), 400
     return None
 
 

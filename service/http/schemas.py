@@ -963,4 +963,5 @@ class Problem(Struct, kw_only=True):
     finished_at: str | UnsetType = UNSET
     reason: str | UnsetType = UNSET
     scope: str | UnsetType = UNSET
+    done: Count | UnsetType = UNSET
     receipts: list_of(Receipt | None) = UNSET  # type: ignore[valid-type]

@@ -195,8 +195,13 @@ class ServerState:
 
     @contextmanager
     def polling(self, scope: CancelScope, access: Access | None = None) -> Iterator[None]:
-        """Let ``close_polls`` end a poll while it waits; so does the end of its caller's access."""
+        """Let ``close_polls`` end a poll while it waits; so does the end of its caller's access.
+
+        One that comes behind either ends at once: it was at other work meanwhile.
+        """
         self._polls[scope] = access
+        if self._is_closing or (access is not None and access.is_over):
+            scope.cancel()
         try:
             yield
         finally:

@@ -68,7 +68,7 @@ async def serve_processes(
     where = address_of(path, options.address)
     check_token(options.token, "serve")
     tokens = None if options.tokens is None else TokensFile(options.tokens)
-    where.check(options.token, is_probed=_is_new(path))
+    where.check(normal_path(path), options.token, is_probed=_is_new(path))
     held = await _prepared(path, options)
     supervisor: Supervisor | None = None
     try:

@@ -27,15 +27,21 @@ class Address(NamedTuple):
     host: str
     port: int
 
-    def check(self, token: str | None, *, is_probed: bool) -> None:
+    def check(self, root: str, token: str | None, *, is_probed: bool) -> None:
         """Refuse where nothing can listen; nothing is opened or removed yet.
 
         Args:
+            root: the store's folder, with whose parents those of a socket may be made.
             token: of the server; a host that other machines reach needs one.
             is_probed: refuse a socket on which a server answers, and a port that is taken, too.
         """
         if self.path is not None:
             find_unix(self.path, is_probed=is_probed)
+            folder = os.path.dirname(self.path)
+            if not os.path.isdir(folder) and not root.startswith(f"{folder}{os.sep}"):
+                raise StorePathError(
+                    f"{self.path}: cannot listen there: there is no folder {folder!r}: make it"
+                )
         elif is_probed:
             listen_tcp(self.host, self.port, token).close()
         else:

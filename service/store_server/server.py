@@ -139,7 +139,7 @@ class EmbeddedServer:
                 "the store ('lodeq serve'); lodeq.connect works on trio"
             ) from exc
         is_new = not os.path.lexists(lock_path(self._root))
-        self._where.check(self._required, is_probed=is_new)
+        self._where.check(self._root, self._required, is_probed=is_new)
 
     async def start(self, engine: Engine) -> None:
         """Listen, and leave the note in the store's folder.

@@ -135,11 +135,19 @@ def export_queue(
     return export.report
 
 
-def check_apart(store: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
-    """Refuse a target within a store, or a checkpoint: only its own files belong there."""
+def check_apart(
+    store: str | os.PathLike[str], to: str | os.PathLike[str], option: str = "--to"
+) -> None:
+    """Refuse a target within a store, or a checkpoint: only its own files belong there.
+
+    Args:
+        store: its folder.
+        to: the target.
+        option: that has named it.
+    """
     within = os.path.join(os.path.realpath(store), "")
     if os.path.join(os.path.realpath(to), "").startswith(within):
-        raise UsageError(f"{os.fspath(to)!r} lies within the store: give another --to")
+        raise UsageError(f"{os.fspath(to)!r} lies within the store: give another {option}")
 
 
 def _remove(targets: Iterable[str]) -> None:

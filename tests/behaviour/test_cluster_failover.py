@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from support_behaviour import drain, payloads, settle
+from support_disk_nodes import patiently
 from support_log_cluster import LogCluster
 
 import lodeq
@@ -22,6 +23,7 @@ from lodeq.replication.memory.network import Route
 from lodeq.replication.options import LogOptions
 from lodeq.replication.port import NO_COPY, Genesis, LogUnavailableError, Member
 from lodeq.replication.record import LEVEL
+from lodeq.replication.replica_note import read_note
 
 pytestmark = pytest.mark.anyio
 TTL_S = 3.0
@@ -371,6 +373,36 @@ async def test_a_node_whose_name_stays_taken_gives_up(three):
     assert "keeps it: end that one" in twin.replicator.problems()[0]
     assert twin.role() == "stopped"
     assert cluster.leader() is leader
+
+
+async def opened_as(cluster, folder, name):
+    """A node of this name, with a folder that is new."""
+    options = {"shards": cluster.shards, "clock": cluster.clock, "inbox": False}
+    handle = lodeq.open(folder, replicator=cluster.replicator(name), **options)
+    opening = asyncio.ensure_future(handle.__aenter__())
+    await patiently(cluster, opening.done)
+    return handle, opening
+
+
+async def test_a_new_folder_under_a_name_that_stays_taken_is_not_made(three, tmp_path):
+    cluster, leader, _ = three
+    folder = tmp_path / "n4"
+    _, opening = await opened_as(cluster, folder, leader.name)
+    with pytest.raises(lodeq.UsageError, match=f"keeps it: end that one.*http://{leader.name}"):
+        await opening
+    assert not folder.exists()
+    assert cluster.leader() is leader
+
+
+async def test_a_new_folder_under_the_name_of_a_node_that_died_waits_for_it(three, tmp_path):
+    cluster, _, (old, _) = three
+    old.replicator.log._renewer.cancel()  # as a process that is dead: nothing leaves it
+    old.replicator.log._is_closed = True
+    handle, opening = await opened_as(cluster, tmp_path / "n4", old.name)
+    await opening
+    closing = asyncio.ensure_future(handle.__aexit__(None, None, None))
+    await patiently(cluster, closing.done)
+    assert read_note(str(tmp_path / "n4")).node == old.name
 
 
 async def test_a_leader_whose_clock_is_off_gives_its_shards_up(three):

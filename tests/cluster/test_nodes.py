@@ -1,6 +1,7 @@
 """Three processes and a real etcd: what the pages promise of a cluster, fault by fault."""
 
 import asyncio
+import shutil
 import time
 
 import pytest
@@ -8,6 +9,7 @@ from support_etcd import looked, until
 from support_nodes import TTL, nodes_of, report, rows_of
 
 import lodeq
+from lodeq.replication.replica_note import NOTE
 from lodeq.worker import App
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
@@ -208,8 +210,19 @@ async def test_a_drained_node_leads_nothing_until_it_is_undone(servers):
         await queue.enqueue(b"y")
 
 
+async def test_a_new_folder_under_the_name_of_a_live_node_is_not_made(servers):
+    async with nodes_of(servers, ("a", "b")) as nodes:
+        nodes.start("twin", "--node", "a")
+        assert await nodes.ended("twin", 3 * TTL + 20) == 2
+        assert "keeps it: end that one, or give this one" in nodes.output("twin")
+        assert not nodes.path("twin").exists()
+        nodes.names.remove("twin")
+
+
 async def test_a_second_process_of_one_name_is_refused(servers):
     async with nodes_of(servers, ("a", "b")) as nodes, nodes.connect() as engine:
+        nodes.path("twin").mkdir(0o700)  # as what is left of a store of this name
+        shutil.copy(nodes.path("a") / NOTE, nodes.path("twin") / NOTE)
         nodes.start("twin", "--node", "a")
 
         def is_refused(status):

@@ -26,7 +26,9 @@ from ....errors import (
     UnreachableError,
     UsageError,
 )
+from ....repository.model.tally import Tally
 from ...calls import CLOSED, Call
+from ...cluster.merge import with_done
 from ...cluster.target import ClusterTarget, Patience
 from ...cluster.topology import Topology
 from ...transport.target import Doubt
@@ -262,14 +264,15 @@ class SyncNodes:
         """
         patience = Patience(self.patience_s if patience_s is None else patience_s)
         last: LodeqError | None = None
-        with Doubt() as doubt:
+        with Tally() as tally, Doubt() as doubt:
             while True:
                 self.refresh()
                 node = self.topology.leader(shard)
                 if node is not None:
                     try:
-                        return self.ask(node, call)
+                        return with_done(call, self.ask(node, call), tally.count)
                     except NotLeaderError as error:
+                        tally.take(error)  # it led when it began
                         self.topology.refused(node, [shard], error.leader)
                         last = error
                     except UnreachableError as error:

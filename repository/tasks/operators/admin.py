@@ -56,6 +56,7 @@ from ....errors import (
     TaskNotFoundError,
     UsageError,
 )
+from ...model.tally import Tally
 from ...state.engine_state import EngineState
 from ...state.events import emit
 from ...state.pages import Pages, find_floor
@@ -126,8 +127,12 @@ async def cancel_all(
     state: EngineState, tenant_queues: Sequence[TenantQueue], is_leased: bool
 ) -> int:
     """See ``Queue.cancel_all``."""
-    count = await _cancel_leased(state, set(tenant_queues)) if is_leased else 0
-    return count + await _all(state, tenant_queues, (DELAYED, READY), partial(_cancel_one, state))
+    with Tally() as tally:
+        if is_leased:
+            await _cancel_leased(state, set(tenant_queues), tally)
+        return await _all(
+            state, tenant_queues, (DELAYED, READY), partial(_cancel_one, state), tally=tally
+        )
 
 
 def _cancel_one(state: EngineState, group: Group, location: TaskLocation) -> bool:
@@ -135,8 +140,8 @@ def _cancel_one(state: EngineState, group: Group, location: TaskLocation) -> boo
     return True
 
 
-async def _cancel_leased(state: EngineState, tenant_queues: set[TenantQueue]) -> int:
-    turns, count = Turns(state), 0
+async def _cancel_leased(state: EngineState, tenant_queues: set[TenantQueue], tally: Tally) -> None:
+    turns = Turns(state)
     there = list(state.leases.values())
     for start in range(0, len(there), SLICE):
         part = [
@@ -147,21 +152,19 @@ async def _cancel_leased(state: EngineState, tenant_queues: set[TenantQueue]) ->
         for shard in {lease.shard_queue.shard: None for lease in part}:
             if not shard.coalescer.has_capacity:
                 await state.backpressure(shard)
-            groups = PacedGroups(state, shard)
-            for lease in part:
-                if lease.shard_queue.shard is not shard:
-                    continue
-                group = await groups.group()
-                if state.leases.get(lease.task_id) is lease:
-                    state.check_inherited(lease)
-                    with group:
-                        finish(state, group, lease, Status.CANCELLED, error=b"cancelled")
-                    count += 1
-            await groups.commit()
+            async with PacedGroups(state, shard, tally) as groups:
+                for lease in part:
+                    if lease.shard_queue.shard is not shard:
+                        continue
+                    group = await groups.group()
+                    if state.leases.get(lease.task_id) is lease:
+                        state.check_inherited(lease)
+                        with group:
+                            finish(state, group, lease, Status.CANCELLED, error=b"cancelled")
+                        groups.changed()
         if turns.is_over:
             await turns.give_now()
             state.check()
-    return count
 
 
 # -- in slices --------------------------------------------------------------------------
@@ -187,19 +190,20 @@ async def _all(
     kinds: Sequence[bytes],
     act: Callable[[Group, TaskLocation], bool],
     *,
+    tally: Tally,
     delayed: str = "",
 ) -> int:
-    """Call ``act`` on every task of these kinds that is there now. Returns how many it changed.
+    """Call ``act`` on every task of these kinds that is there now. Returns how many were changed.
 
     Args:
         state: of the engine.
         tenant_queues: whose tasks.
         kinds: of their rows.
         act: whether it did something.
+        tally: of the call; what it has already is returned, too.
         delayed: of the delayed rows only those in this state, ``delayed`` or ``waiting``.
     """
     turns = Turns(state)
-    count = 0
     now_ms = state.clock.wall_us() // 1000
     takes = DELAYED in kinds and delayed != "delayed"
     taker = _Taker(state, tenant_queues if takes else (), act)
@@ -207,13 +211,13 @@ async def _all(
     try:
         with state.key_limits.held() if READY in kinds and not takes else nullcontext():
             for found in _ranges(state, tenant_queues, kinds, state.seq, now_ms, delayed):
-                count += await _each(state, found, act)
+                await _each(state, found, act, tally)
                 if turns.is_over:
                     await turns.give_now()
                     state.check()
     finally:
         state.flows.takers.remove(taker)
-    count += taker.count
+    count = tally.count + taker.count
     if not count:  # nothing was written: check that this process still leads before it answers 0
         for shard in state.shards:
             shard.coalescer.check_session()
@@ -312,10 +316,10 @@ def _location_of_row(
 
 
 async def _each(
-    state: EngineState, found: _Range, act: Callable[[Group, TaskLocation], bool]
-) -> int:
-    """Call ``act`` on every task of the range, slice by slice. Returns how many it changed."""
-    count, left, shard = 0, found.rows, found.shard_queue.shard
+    state: EngineState, found: _Range, act: Callable[[Group, TaskLocation], bool], tally: Tally
+) -> None:
+    """Call ``act`` on every task of the range, slice by slice; ``tally`` gets what it changed."""
+    left, shard = found.rows, found.shard_queue.shard
     at = len(found.shard_queue.prefix)
     lower, kind = found.lower, found.lower[at : at + 1]
     if left > 0 and kind in (DELAYED, DEAD):
@@ -324,16 +328,15 @@ async def _each(
         # Start at the first ready row that the caches know of.
         lower = max(lower, min(found.upper, found.shard_queue.floor(READY)))
     pages = Pages(state, shard, lower, found.upper, SLICE, for_writing=True)
-    groups = PacedGroups(state, shard)
+    groups = PacedGroups(state, shard, tally)
     while left > 0 and (rows := await pages.following()):
         meant = [row for row in rows if row[0][SEQ_AT:ID_AT] <= found.last][:left]
         left -= len(meant)
         if meant:
-            count += await _act_on(state, groups, found.shard_queue, meant, act)
+            await _act_on(state, groups, found.shard_queue, meant, act)
     if left < found.rows:  # no pause for an empty range: nine of ten priorities may be empty
         await state.spawner.checkpoint()
         state.check()
-    return count
 
 
 async def _act_on(
@@ -342,16 +345,15 @@ async def _act_on(
     shard_queue: ShardQueue,
     rows: Sequence[tuple[bytes, bytes]],
     act: Callable[[Group, TaskLocation], bool],
-) -> int:
-    """Call ``act`` on the tasks of these rows. Returns how many it changed."""
-    count = 0
-    for key, raw in rows:
-        group = await groups.group()
-        location = _location_of_row(state, shard_queue, key, raw)
-        with group:
-            count += location is not None and act(group, location)
-    await groups.commit()
-    return count
+) -> None:
+    """Call ``act`` on the tasks of these rows."""
+    async with groups:
+        for key, raw in rows:
+            group = await groups.group()
+            location = _location_of_row(state, shard_queue, key, raw)
+            with group:
+                if location is not None and act(group, location):
+                    groups.changed()
 
 
 # -- redrive ---------------------------------------------------------------------------
@@ -475,12 +477,14 @@ async def redrive(
     """
     if ids is not None:
         return await _redrive_ids(state, tenant_queues, ids, renew)
-    return await _all(
-        state,
-        tenant_queues,
-        [DEAD],
-        lambda group, location: redrive_one(state, group, location, renew=renew) is None,
-    )
+    with Tally() as tally:
+        return await _all(
+            state,
+            tenant_queues,
+            [DEAD],
+            lambda group, location: redrive_one(state, group, location, renew=renew) is None,
+            tally=tally,
+        )
 
 
 async def _redrive_ids(
@@ -491,37 +495,37 @@ async def _redrive_ids(
 ) -> int:
     """Redrive every named task that can be redriven, then raise the first error."""
     problem: LodeqError | None = None
-    count = 0
-    for task_id in ids:
-        shard = state.shard_of(task_id)
-        if not shard.coalescer.has_capacity:
-            await state.backpressure(shard)
-        try:
-            location = task_location(state, shard, task_id)
-        except CorruptionError as error:
-            problem = problem or error
-            continue
-        if (
-            location is None
-            or location.kind != DEAD
-            or location.shard_queue.tenant_queue not in tenant_queues
-        ):
-            problem = problem or TaskNotFoundError(
-                f"{task_id} is not a dead letter of this queue", task_id=task_id
-            )
-            continue
-        group = shard.coalescer.begin()
-        with group:
-            queued = len(group.ops)
-            refusal = redrive_one(state, group, location, renew=renew)
-            group.count_from(queued)  # a record with another policy is written anew, whole
-        await shard.coalescer.wait(group)
-        state.check()
-        problem = problem or refusal
-        count += refusal is None
-    if problem is not None:
-        raise problem
-    return count
+    with Tally() as tally:
+        for task_id in ids:
+            shard = state.shard_of(task_id)
+            if not shard.coalescer.has_capacity:
+                await state.backpressure(shard)
+            try:
+                location = task_location(state, shard, task_id)
+            except CorruptionError as error:
+                problem = problem or error
+                continue
+            if (
+                location is None
+                or location.kind != DEAD
+                or location.shard_queue.tenant_queue not in tenant_queues
+            ):
+                problem = problem or TaskNotFoundError(
+                    f"{task_id} is not a dead letter of this queue", task_id=task_id
+                )
+                continue
+            group = shard.coalescer.begin()
+            with group:
+                queued = len(group.ops)
+                refusal = redrive_one(state, group, location, renew=renew)
+                group.count_from(queued)  # a record with another policy is written anew, whole
+            await shard.coalescer.wait(group)
+            state.check()
+            problem = problem or refusal
+            tally.count += refusal is None
+        if problem is not None:
+            raise problem
+    return tally.count
 
 
 # -- purge -----------------------------------------------------------------------------
@@ -545,7 +549,8 @@ async def purge(
     def act(group: Group, location: TaskLocation) -> bool:
         return _purge_one(state, group, location)
 
-    return await _all(state, tenant_queues, kinds, act, delayed=delayed)
+    with Tally() as tally:
+        return await _all(state, tenant_queues, kinds, act, tally=tally, delayed=delayed)
 
 
 def _purge_one(state: EngineState, group: Group, location: TaskLocation) -> bool:

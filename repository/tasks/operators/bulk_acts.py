@@ -51,6 +51,7 @@ from ...model.filters import (
     check_looks,
     start_of,
 )
+from ...model.tally import Tally
 from ...model.values import Task, payload_bytes
 from ...state.engine_state import EngineState
 from ...state.pages import Pages
@@ -174,27 +175,28 @@ async def act(
         "reprioritise": lambda *of: _reprioritise(*of, priority=new or 0),
     }[str(name)]
     search = TaskSearch(state, meant, cursor, "none", n)
-    done = skipped = 0
+    skipped = 0
     refused: dict[str, str] = {}
-    async with aclosing(search.pages()) as pages:
-        async for found in pages:
-            # One that has moved to its new priority is met again further on.
-            page = found if new is None else [one for one in found if one.priority != new]
-            room = n - done - skipped - len(refused)
-            taken = page[:room]
-            if renewals is not None:
-                await renewals.learn(taken)
-            outcomes = await _each(state, taken, do)
-            done += len(outcomes.pop(None, ()))
-            skipped += len(outcomes.pop(_GONE, ()))
-            named = _name_refused(refused, taken, outcomes)
-            if taken and (len(page) >= room or named < len(taken)):
-                search.behind(taken[named - 1])
-                break
-            if search.is_spent or len(refused) >= _REFUSED_MAX:
-                break
+    with Tally() as tally:
+        async with aclosing(search.pages()) as pages:
+            async for found in pages:
+                # One that has moved to its new priority is met again further on.
+                page = found if new is None else [one for one in found if one.priority != new]
+                room = n - tally.count - skipped - len(refused)
+                taken = page[:room]
+                if renewals is not None:
+                    await renewals.learn(taken)
+                outcomes = await _each(state, taken, do, tally)
+                outcomes.pop(None, None)  # the tally has them
+                skipped += len(outcomes.pop(_GONE, ()))
+                named = _name_refused(refused, taken, outcomes)
+                if taken and (len(page) >= room or named < len(taken)):
+                    search.behind(taken[named - 1])
+                    break
+                if search.is_spent or len(refused) >= _REFUSED_MAX:
+                    break
     at = search.at
-    return ActReport(done, skipped, refused, None if at is None else at.text())
+    return ActReport(tally.count, skipped, refused, None if at is None else at.text())
 
 
 def _name_refused(
@@ -265,31 +267,44 @@ def _check_act(
 _Do = Callable[[EngineState, Group, Shard, Task], "str | None"]
 
 
-async def _each(state: EngineState, tasks: list[Task], do: _Do) -> dict[str | None, list[bytes]]:
-    """Act on each task, a batch a shard and slice; ids by what came of it: None is done."""
+async def _each(
+    state: EngineState, tasks: list[Task], do: _Do, tally: Tally
+) -> dict[str | None, list[bytes]]:
+    """Act on each task, a batch a shard and slice; ids by what came of it: None is done.
+
+    Args:
+        state: of the engine.
+        tasks: as they were found.
+        do: the act.
+        tally: gets what is done.
+    """
     by_shard: dict[int, list[Task]] = {}
     for task in tasks:
         by_shard.setdefault(state.shard_of(task.id).index, []).append(task)
     out: dict[str | None, list[bytes]] = {}
     for index, of_shard in sorted(by_shard.items()):
         shard = state.shards[index]
-        groups = PacedGroups(state, shard)
+        groups = PacedGroups(state, shard, tally)
         for start in range(0, len(of_shard), _SLICE):
             if not shard.coalescer.has_capacity:
                 await state.backpressure(shard)
             part = of_shard[start : start + _SLICE]
-            for task in part:
-                group = await groups.group()
-                try:
-                    with group:
-                        why = do(state, group, shard, task)
-                except CorruptionError as error:
-                    why = str(error)
-                out.setdefault(why, []).append(task.id)
-            await groups.commit()
+            async with groups:
+                for task in part:
+                    group = await groups.group()
+                    try:
+                        with group:
+                            why = do(state, group, shard, task)
+                    except CorruptionError as error:
+                        why = str(error)
+                    if why is None:
+                        groups.changed()
+                    out.setdefault(why, []).append(task.id)
             state.check()
         if final := out.pop(_FINAL, None):
-            await _delete_final(state, shard, {task.id: task for task in of_shard}, final, out)
+            await _delete_final(
+                state, shard, {task.id: task for task in of_shard}, final, out, tally
+            )
     return out
 
 
@@ -299,6 +314,7 @@ async def _delete_final(
     tasks: dict[TaskId, Task],
     final: list[bytes],
     out: dict[str | None, list[bytes]],
+    tally: Tally,
 ) -> None:
     """Delete results together with their expiry entries: see ``expiry_entries``.
 
@@ -308,6 +324,7 @@ async def _delete_final(
         tasks: the tasks, as they were found.
         final: ids of those that are meant.
         out: gets what came of each.
+        tally: gets what is deleted.
     """
     await state.commit_barrier(shard)  # entries of this turn are not rows yet
     state.check()
@@ -330,6 +347,7 @@ async def _delete_final(
             with group:
                 gone = drop_with_entries(state, shard, group, key, raw, meant)
             await shard.coalescer.wait(group)
+            tally.count += len(gone)
             state.check()
             for task_id in gone:
                 del meant[task_id]

@@ -30,6 +30,7 @@ from ..display import (
     task_json,
 )
 from ..missing_queue import (
+    LEAVE_OUT,
     note_cut_previews,
     note_misspelt_arguments,
     note_misspelt_filter,
@@ -241,7 +242,7 @@ def _format_of(store: str, out: str) -> str:
         raise UsageError(f"expected a file called .{', .'.join(FOUND_FORMATS)}, got {out!r}")
     check_found_format(suffix)
     if not is_url(store):
-        check_apart(store, out)
+        check_apart(store, out, "--export")
     folder = os.path.dirname(os.path.abspath(out))
     if not os.path.isdir(folder):
         raise UsageError(f"there is no folder {folder!r}: make it, or give another --export")
@@ -351,7 +352,9 @@ def act(
                 named = meant.queue
                 if yes and named is not None:
                     is_all, whose = meant.tenant is None, meant.tenant or ""
-                    if await refuse_misspelt_queue(engine, named, whose, is_all=is_all):
+                    if await refuse_misspelt_queue(
+                        engine, named, whose, is_all=is_all, cure=LEAVE_OUT
+                    ):
                         named = None  # it is said
                 await note_misspelt_filter(engine, named, meant.tenant, meant.function)
                 await note_misspelt_arguments(engine, meant)
@@ -373,7 +376,9 @@ def act(
                         steps.step(n=report.done + report.skipped + len(report.refused))
                         if cursor is None:
                             break
-            except LodeqError:
+            except LodeqError as error:
+                done += error.done or 0
+                error.done = done or None
                 if done or skipped or refused:
                     _print_done(name, done, skipped, refused, as_json)
                 raise
@@ -391,7 +396,7 @@ def act(
 
 
 def _print_done(name: str, done: int, skipped: int, refused: dict[str, str], as_json: bool) -> None:
-    """Print what an act came to; of one that broke off, the slices that were reported."""
+    """Print what an act came to; of one that broke off, as far as it came."""
     if as_json:
         print_json([{"done": done, "skipped": skipped, "refused": refused}])
         return

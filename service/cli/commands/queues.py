@@ -332,10 +332,24 @@ def cancel(store: str, ids: tuple[str, ...], is_sure: bool, as_json: bool) -> No
 def _each(
     store: str, ids: Sequence[str], act: Callable[[Engine, str], Any], key: str | None
 ) -> None:
-    """Act on every id. Failures go to stderr, and make the exit code 1.
+    """Act on every id, whoever reads of it. Failures go to stderr, and make the exit code 1.
 
     ``key``: print JSON instead, with the outcome under that name.
     """
+    not_shown: OSError | None = None
+
+    def say(task_id: str, message: str, error: str | None) -> None:
+        nonlocal not_shown
+        try:
+            if key is None and error is None:
+                print_line(message)
+            elif key is None:
+                click.echo(message, err=True)
+            else:
+                why = {} if error is None else {"error": error}
+                print_json([{"id": task_id, key: error is None, **why}])
+        except OSError as exc:  # the others are meant all the same
+            not_shown = exc
 
     async def all_of_them() -> int:
         failures = 0
@@ -347,16 +361,13 @@ def _each(
                 except LodeqError as exc:
                     failures += 1
                     message, error = f"error: {shown(str(exc))}", str(exc)
-                if key is None and error is None:
-                    print_line(message)
-                elif key is None:
-                    click.echo(message, err=True)
-                else:
-                    why = {} if error is None else {"error": error}
-                    print_json([{"id": task_id, key: error is None, **why}])
+                say(task_id, message, error)
         return failures
 
-    if run(all_of_them):
+    failures = run(all_of_them)
+    if not_shown is not None:
+        raise not_shown
+    if failures:
         raise click.exceptions.Exit(_NOT_ALL)
 
 
@@ -488,7 +499,12 @@ def _count(
         async with writing(store) as engine:
             # Asked first: what is done is reported, whatever becomes of the connection.
             others = await left_out(engine, queue, tenant, _counted(act.states), is_all=all_tenants)
-            done: int = await act.do(queue_of(engine, queue, tenant, all_tenants))
+            try:
+                done: int = await act.do(queue_of(engine, queue, tenant, all_tenants))
+            except LodeqError as error:
+                if as_json and error.done:
+                    print_json([{"queue": queue, act.done: error.done}])
+                raise
             if done == 0 and others == NOBODY:
                 await refuse_misspelt_queue(engine, queue, tenant, is_all=all_tenants)
             return done, others

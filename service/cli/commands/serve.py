@@ -226,6 +226,9 @@ def serve(
 
 def _address(uds: str | None, host: str | None, port: int) -> Literal[True] | str:
     if host is not None:
+        name, _, rest = host.partition(":")
+        if name and rest.isdecimal():  # no address of IPv6
+            raise UsageError(f"{host!r} has a port: give --host {name} --port {rest}")
         return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     return True if uds is None else f"unix://{os.path.abspath(uds)}"
 
@@ -241,17 +244,25 @@ def allow_files() -> None:
 def read_token(path: str) -> str:
     """Read the token: the first line of a file that only its owner can read."""
     if not os.path.exists(path):
-        raise UsageError(
-            f"there is no token file {path!r}: make it with "
-            f"'(umask 077; openssl rand -hex 32 > {shlex.quote(path)})'"
-        )
-    with open(path, encoding="ascii", errors="replace") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        token = file.readline(4096).strip()
+        raise UsageError(f"there is no token file {path!r}: {_making(path)}")
+    if os.path.isdir(path):
+        inside = os.path.join(path, "token")
+        cure = f"give {inside}" if os.path.isfile(inside) else _making(inside)
+        raise UsageError(f"the token file {path!r} is a folder: {cure}")
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            token = file.readline(4096).strip()
+    except OSError as exc:
+        raise UsageError(f"the token file {path!r} cannot be read: {exc.strerror}") from exc
     if stat.S_IMODE(mode) & 0o077:
         raise UsageError(f"{path} can be read by others: chmod 600 it")
     check_token(token, path)
     return token
+
+
+def _making(path: str) -> str:
+    return f"make it with '(umask 077; openssl rand -hex 32 > {shlex.quote(path)})'"
 
 
 def _url_of_node(path: str, advertise: str | None, address: Literal[True] | str) -> str:

@@ -145,6 +145,7 @@ class Runs:
             try:
                 await self._slices(run, meant, priority, policy)
             except LodeqError as error:
+                run.done += error.done or 0
                 run.state, run.problem = "failed", str(error)
             except Exception as error:  # noqa: BLE001 - a bug of ours: on trio it would end everything
                 _log.error("a bulk act failed", exc_info=error, extra={"event": "act_failed"})

@@ -9,8 +9,9 @@ import pytest
 from support_cli import first, objects, run
 
 import lodeq.sync
-from lodeq import BusyError, FunctionParameter, PublishedFunction
+from lodeq import BusyError, CommitUnknownError, FunctionParameter, PublishedFunction
 from lodeq.repository.api.engine import Engine
+from lodeq.repository.api.queue import Queue
 from lodeq.service.cli.commands import found
 
 
@@ -188,6 +189,30 @@ def test_an_act_that_breaks_off_says_what_is_done_as_json(store, breaks_off):
         "skipped": 0,
         "refused": {},
     }
+
+
+def test_an_act_that_breaks_off_within_a_slice_counts_that_too(store, monkeypatch):
+    async def half(self, *args, **options):
+        error = BusyError("too much at once", retry_after_ms=5)
+        error.done = 2
+        raise error
+
+    monkeypatch.setattr(Engine, "act", half)
+    done = run("act", store, "redrive", "--yes", code=2)
+    assert done.stdout == "redrive: 2 tasks; 0 had changed meanwhile\n"
+    assert "2 tasks were changed before that: do the same again for the rest" in done.stderr
+
+
+def test_a_purge_that_breaks_off_says_what_is_done(store, monkeypatch):
+    async def half(self, state=None):
+        error = CommitUnknownError("the disk is gone")
+        error.done = 1
+        raise error
+
+    monkeypatch.setattr(Queue, "purge", half)
+    done = run("purge", store, "mail", "--yes", "--json", code=2)
+    assert json.loads(done.stdout)["purged"] == 1
+    assert "1 task was changed before that, and perhaps more" in done.stderr
 
 
 @pytest.mark.parametrize("format", ["jsonl", "csv", "parquet"])

@@ -8,6 +8,7 @@ import tempfile
 import pytest
 from support_cli import RUN, SCRIPT, first, make, process, run
 
+import lodeq.sync
 from lodeq.engine.files.lockfile import LockFile
 from lodeq.engine.offline.read_only import look_at
 from lodeq.errors import StorePathError
@@ -65,6 +66,16 @@ def test_a_full_stdout_says_so(store, line):
     assert done.stderr.endswith(NOT_SHOWN)
     if line.startswith("export"):
         assert (store.parent / "out").exists()
+
+
+@pytest.mark.parametrize(("reader", "code"), [(">/dev/full", 1), ("| true", 0)])
+def test_all_tasks_are_acted_on_although_nobody_reads_which(store, reader, code):
+    with lodeq.sync.open(store) as engine:
+        receipts = engine.queue("many").enqueue_many([lodeq.NewTask(b"x")] * 300)
+    ids = " ".join(str(one.id) for one in receipts)
+    shell(f"lodeq cancel $S {ids} --yes {reader}", store, code=code)
+    with lodeq.sync.open(store) as engine:
+        assert engine.queue("many").stats().ready == 0
 
 
 def test_a_service_starts_although_nobody_can_see_its_banner(store):

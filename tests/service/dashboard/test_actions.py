@@ -26,6 +26,18 @@ async def counts(queue):
     return stats.ready, stats.delayed, stats.leased, stats.dead
 
 
+async def test_a_purge_that_fails_in_the_middle_says_what_is_done(engine, mail, monkeypatch):
+    async def purge(self, state=None):
+        error = lodeq.StorageFullError("the disk is full")
+        error.done = 128
+        raise error
+
+    monkeypatch.setattr(type(mail), "purge", purge)
+    async with browsing(engine) as client:
+        page = await ask(client, "/queues/mail/purge")
+        assert "128 tasks were changed before that: do the same again for the rest" in page.text
+
+
 async def test_redrive(engine, mail):
     async with browsing(engine) as client:
         page = await client.get("/queues/mail/redrive")

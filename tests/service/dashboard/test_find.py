@@ -434,6 +434,18 @@ async def test_a_run_that_fails_says_what_became_of_it(engine, mail, monkeypatch
         assert 'badge bad">failed' in page.text
 
 
+async def test_a_run_that_fails_within_a_slice_counts_that_too(engine, mail, monkeypatch):
+    async def act(self, *args, **more):
+        error = lodeq.StorageError("the disk is gone")
+        error.done = 128
+        raise error
+
+    monkeypatch.setattr(type(engine), "act", act)
+    async with browsing(engine) as client:
+        _, path = await confirmed(client, "/find/redrive?queue=mail")
+        assert tile(await ended(client, path), "Done") == "128"
+
+
 async def test_so_many_runs_at_once_and_no_more(engine, mail, slices):
     async with browsing(engine) as client:
         n = runs_module.RUNNING_MAX

@@ -10,10 +10,12 @@ from support_dashboard import TOKEN, app_of, row, watch
 from support_http import serving
 
 import lodeq.testing
-from lodeq.service.dashboard.live.streams import SHARE, STREAMS_MAX, _Stream
+from lodeq.service.dashboard.live.streams import SHARE, STREAMS_MAX, Streams, _Stream
 from lodeq.service.dashboard.renderer import Pages
 from lodeq.service.dashboard.routes import Dashboard
+from lodeq.service.http.access.roles import Access
 from lodeq.service.http.guard import Settings
+from lodeq.service.http.server_state import ServerState
 from lodeq.service.shared.origin import CONNECTION
 
 pytestmark = pytest.mark.anyio
@@ -327,3 +329,32 @@ async def test_a_stream_touches_no_state_of_the_application_and_serves_nobody_wh
     await _Stream(Left(), "page", shown())(scope, receive, send)
     assert left == ["page"]
     assert sent[0]["status"] == (204 if is_ours else 200)
+
+
+async def test_a_stream_that_is_rendered_while_the_server_stops_ends_as_well(
+    engine, clock, monkeypatch
+):
+    app, seen = app_of(engine), []
+    real = Streams._render
+
+    async def render(self, page, draw, wanted):
+        if wanted > 1:
+            app.state.hub.close_polls()
+        await real(self, page, draw, wanted)
+
+    monkeypatch.setattr(Streams, "_render", render)
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch, app, "/live/", seen)
+        await until(lambda: seen)
+        clock.advance(1)
+        await until(lambda: seen[-1] == b"")  # the answer is whole
+        group.cancel_scope.cancel()
+
+
+async def test_a_poll_of_a_token_that_has_just_lost_its_rights_does_not_wait(engine):
+    server = ServerState(engine, Settings())
+    access = Access("worker", ())
+    access.is_over = True
+    scope = anyio.CancelScope()
+    with server.polling(scope, access):
+        assert scope.cancel_called

@@ -583,6 +583,21 @@ async def test_an_offer_to_upgrade_is_ignored_and_the_body_is_the_request_s(raw,
     assert await engine.queue("mail").purge() == 1
 
 
+@pytest.mark.parametrize(
+    ("version", "more"), [("1.1", "Content-Length: 2\r\n"), ("1.0", "Connection: keep-alive\r\n")]
+)
+async def test_a_body_whose_end_others_see_elsewhere_is_refused(raw, version, more):
+    """RFC 9112, 6.1. Else what a proxy takes for its rest would be a request of its own."""
+    connection = await raw()
+    head = f"POST /v1/fsync HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    body = "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    behind = "GET /v1/stats HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    await connection.send(head + more + body + behind)
+    answer = await connection.rest()
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
 async def test_not_http_at_all(raw):
     connection = await raw()
     await connection.send("\x16\x03\x01\x02\x00\x01\x00 tls?\r\n\r\n")

@@ -137,6 +137,7 @@ async def test_a_port_with_a_token(store):
         (7, lodeq.UsageError, "int"),
         ("jobs/s.sock", lodeq.StorePathError, "beside it"),
         ("x" * 120, lodeq.StorePathError, "at most 107 bytes, this one has"),
+        ("no/s.sock", lodeq.StorePathError, "there is no folder '.*/no': make it"),
         (lodeq.Serve(dashboard="all"), lodeq.UsageError, "dashboard"),
         (lodeq.Serve(hosts=("a b",)), lodeq.UsageError, "host name"),
         (lodeq.Serve(grace=-1), lodeq.UsageError, "grace"),

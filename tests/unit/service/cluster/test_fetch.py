@@ -153,3 +153,12 @@ async def test_what_answers_and_is_no_node_is_said_to_be_none(answers, answer, e
     answers["/cluster/status"] = answer
     with pytest.raises(error, match=r"^http://n1:1 is no node of a cluster"):
         await ask_node("http://n1:1", "GET", "/cluster/status")
+
+
+async def test_a_node_that_answers_with_what_nobody_can_read_is_none(answers, tmp_path):
+    answers["/cluster/status"] = {"content": b"[" * 100_000}
+    with pytest.raises(UnreachableError, match="nothing that a node says"):
+        await ask_node("http://n1:1", "GET", "/cluster/status")
+    answers["/cluster/checkpoints/d1"] = {"content": b"[" * 100_000}
+    with pytest.raises(ConnectionError):
+        await HttpCheckpoints(TOKEN).fetch(HERE, str(tmp_path / "w"), current_spawner())
