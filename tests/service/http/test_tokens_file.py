@@ -380,9 +380,9 @@ async def test_pages_are_for_the_one_token(tmp_path, file):
 def test_a_file_of_tokens_keeps_strangers_out_elsewhere_than_on_loopback(tmp_path, file):
     with pytest.raises(lodeq.UsageError, match="other machines"):
         make_server(tmp_path / "s", lodeq.Serve(address="0.0.0.0:0"))()._where.check(
-            None, is_probed=False
+            str(tmp_path / "s"), None, is_probed=False
         )
     server = make_server(
         tmp_path / "s", lodeq.Serve(address="0.0.0.0:0", tokens=write_tokens(file, GOOD))
     )()
-    server._where.check(server._required, is_probed=False)
+    server._where.check(str(tmp_path / "s"), server._required, is_probed=False)
