@@ -22,6 +22,8 @@ from unittest.mock import patch
 from sim.bodies import BodyDisk, SimBodyFiles
 from sim.replica_journal import NodeJournal
 from sim.replica_keys import ReplicaKeys
+from sim.replica_variety import Variety
+from sim.rules import RuleBrokenError
 from support_replication import whole_pairs
 
 import lodeq
@@ -64,10 +66,6 @@ LOOK_S = 0.4  # between two looks at a session that is over when that is noticed
 FILTER_BYTES = 1 << 14  # the filter of dedup keys, which replicas do not ask
 
 
-class RuleBrokenError(AssertionError):
-    """A rule is broken."""
-
-
 class Claimed:
     """A lease that a client was given."""
 
@@ -86,6 +84,8 @@ class Judge:
     5. A task whose enqueue was refused by a node that does not lead is never there.
     6. What is claimed has the payload that was acknowledged.
     7. Where a limit of keys holds, no leader grants what is above it (``replica_keys.py``).
+
+    Worlds with more than the usual calls have two more (``replica_variety.py``).
     """
 
     def __init__(self) -> None:
@@ -366,6 +366,8 @@ class ClusterWorld:
         self.judge = Judge()
         one = self.shards == 1
         self.keys = ReplicaKeys(seed, QUEUE, has_one_shard=one) if has_keys else None
+        is_various = random.Random(f"{seed} is various").random() < 0.5
+        self.variety = Variety(seed) if is_various else None
         self.checkpoints: list[tuple[tuple[int, ...], Any, list[BodyDisk]]] = []
         self.faults = 0
         self.log: MemoryLog
@@ -391,6 +393,7 @@ class ClusterWorld:
         payload = draw.randbytes(draw.choice((10, 10, 300, 2000)))
         engine, process = node.engine, node.process
         labels = None if self.keys is None else self.keys.labels()
+        options = {} if self.variety is None else self.variety.enqueue_options()
         try:
             receipt = await process.ask(
                 lambda: engine.queue(QUEUE, retention=86_400, max_attempts=1000).enqueue(
@@ -398,6 +401,7 @@ class ClusterWorld:
                     dedup_key=key,
                     dedup_window=86_400 if key else None,
                     labels=labels,
+                    **options,
                 )
             )
         except lodeq.NotLeaderError:
@@ -406,7 +410,7 @@ class ClusterWorld:
         except (*UNSURE, *REFUSED):
             return
         self.judge.enqueued(receipt, key, payload)
-        if self.keys is not None:
+        if self.keys is not None or "delay" in options:
             self.judge.ready.discard(receipt.id)  # its key may be full, for all that is known
 
     async def work(self) -> None:
@@ -435,12 +439,36 @@ class ClusterWorld:
                 raise RuleBrokenError(
                     f"rule 4: {process.name} found nothing, and there was {min(left)}"
                 )
-        held = [judge.claimed(lease, moment) for lease in leases]
+        held = [self.claimed(lease, moment) for lease in leases]
         for lease in leases if self.keys is not None else ():
             wrong = self.keys.claimed(lease, began + LEASE_S, self.clock.mono())
             if wrong:
                 raise RuleBrokenError(f"rule 7: {process.name} has answered with {wrong}")
         await self.settle(process, held)
+
+    def claimed(self, lease: Any, began: int) -> Claimed:
+        """Take the answer of a claim that began at such a moment."""
+        if self.variety is not None:
+            self.variety.check_claim(lease.task_id, began)
+        return self.judge.claimed(lease, began)
+
+    async def various(self) -> None:
+        """A cancel, or a wait for a result."""
+        variety, node, judge = self.variety, self.pick(), self.judge
+        if node is None:
+            return
+        engine, process = node.engine, node.process
+        if variety.draw.random() < 0.7:
+            variety.wait(judge, process, engine)
+            return
+        task_id = variety.begin_cancel(judge)
+        if task_id is None:
+            return
+        try:
+            was_there = await process.ask(lambda: engine.cancel(task_id))
+        except (*UNSURE, *REFUSED):
+            return
+        variety.cancel_answered(judge, task_id, was_there=was_there)
 
     async def settle(self, process: SimProcess, held: list[Claimed]) -> None:
         """Hold the leases for a while, and end them."""
@@ -460,10 +488,13 @@ class ClusterWorld:
     async def call(self, process: SimProcess, one: Claimed, name: str) -> bool:
         """One call with a lease; whether it succeeded."""
         judge, lease = self.judge, one.lease
-        was_newest = judge.newest(one)
+        was_newest, variety = judge.newest(one), self.variety
+        was_cancelled = variety is not None and lease.task_id in variety.cancelled
         if self.keys is not None and name != "heartbeat":
             self.keys.ending(lease)
-        given = {"delay": 0} if name == "nack" else {}
+        given = {}
+        if name == "nack":
+            given["delay"] = 0 if variety is None else variety.nack_delay_s()
         try:
             await process.ask(lambda: getattr(lease, name)(**given))
         except UNSURE:
@@ -475,6 +506,8 @@ class ClusterWorld:
         except (lodeq.LeaseLostError, *REFUSED):
             one.is_over = True
             return False
+        if was_cancelled:
+            raise RuleBrokenError(f"rule 9: {name} of {lease.task_id} succeeds, it was cancelled")
         judge.succeeded(one, name, was_newest=was_newest)
         one.is_over = name != "heartbeat"
         return True
@@ -577,6 +610,7 @@ class ClusterWorld:
                 *[(self.produce, 0.3)] * 2,
                 *[(self.work, 0.3)] * 3,
                 (self.fault, 1.0 if self.is_contended else 3.0),
+                *([(self.various, 0.8)] if self.variety is not None else []),
             )
         ]
         await asyncio.wait(busy, timeout=draw.choice((10.0, 25.0)), return_when="FIRST_EXCEPTION")
@@ -587,6 +621,8 @@ class ClusterWorld:
                 raise answer
         await self.heal()
         await self.drain()
+        if self.variety is not None:
+            await self.variety.over()
         await self.compare()
 
     async def set_keys(self, keys: ReplicaKeys) -> None:
@@ -651,7 +687,7 @@ class ClusterWorld:
                     moment = self.judge.moment
                     leases = await process.ask(lambda e=engine: e.queue(QUEUE).claim(limit=64))
                     for lease in leases:
-                        one = self.judge.claimed(lease, moment)
+                        one = self.claimed(lease, moment)
                         found += await self.call(process, one, "complete")
                 except (*UNSURE, *REFUSED):
                     found += 1
@@ -678,7 +714,11 @@ class ClusterWorld:
                 except lodeq.NotLeaderError as error:
                     last = error
                     continue
-                if result is not None and result.status != "completed":
+                except lodeq.TaskNotFoundError as error:
+                    raise RuleBrokenError(f"rule 1: {node.name} says {error}") from error
+                if result is not None and self.variety is not None:
+                    self.variety.check_end(self.judge, task_id, result.status)
+                elif result is not None and result.status != "completed":
                     raise RuleBrokenError(f"rule 1: {task_id} is {result.status}")
                 is_known = is_known or result is not None
             if is_known:

@@ -82,6 +82,26 @@ BUGS = [
             )
         ],
     ),
+    Bug(
+        "a cancel is answered before it is in the log",
+        [
+            (
+                "repository/tasks/operators/admin.py",
+                'b"cancelled")\n        await shard.coalescer.wait(group)\n',
+                'b"cancelled")\n',
+            )
+        ],
+    ),
+    Bug(
+        "a follower says that what it has not read is not there",
+        [
+            (
+                "coalescer/replicated.py",
+                "        if self.is_given_up:\n            raise self.not_leader()\n\n    @prop",
+                "        if self.is_given_up:\n            return\n\n    @prop",
+            )
+        ],
+    ),
 ]
 
 CONTENDED_BUGS = [
