@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import count, lit
 from pyspark.storagelevel import StorageLevel
 
-from ...engine.bulk.inbox import is_published, store_info
+from ...engine.bulk.inbox import store_info, was_published
 from ...engine.bulk.manifest import check_job
 from ...engine.runtime.clock import SystemClock
 from ...errors import UsageError
@@ -127,7 +127,7 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> MigrateRepor
             with progress.step("set aside"):
                 aside = os.path.join(local_folder(config.out), job)
                 rows.where("_why IS NOT NULL").write.mode("overwrite").parquet(aside)
-        if staged and not is_published(info.path, job):
+        if staged and not was_published(info.path, job):
             with progress.step("load"):
                 _load(rows, info.path, info.shards, job)
         elif staged:
