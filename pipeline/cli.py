@@ -76,7 +76,9 @@ def run_job(
         UsageError: there is no such job, or an option is wrong.
         StorageError: the disk. CorruptionError: its input is damaged.
     """
-    from py4j.protocol import Py4JError  # noqa: PLC0415 - an extra
+    from py4j.protocol import (  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+        Py4JError,
+    )
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
 
     zone = spark.conf.get(_ZONE) or "UTC"

@@ -71,7 +71,9 @@ def build_session(
     **Cancellation.** It blocks, for seconds where Java must be started.
     """
     check_libraries()
-    from py4j.protocol import Py4JError  # noqa: PLC0415 - an extra
+    from py4j.protocol import (  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+        Py4JError,
+    )
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
