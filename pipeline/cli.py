@@ -17,7 +17,7 @@ from .jobs import JOBS
 from .jobs.frame.config import add_options, config_from
 from .jobs.frame.progress import Progress
 from .jobs.frame.report import Report, to_json, to_text
-from .session import build_session, check_libraries
+from .session import build_session, check_libraries, text_of_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,13 +76,16 @@ def run_job(
         UsageError: there is no such job, or an option is wrong.
         StorageError: the disk. CorruptionError: its input is damaged.
     """
+    from py4j.protocol import (  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+        Py4JError,
+    )
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
 
     zone = spark.conf.get(_ZONE) or "UTC"
     spark.conf.set(_ZONE, "UTC")  # the day of a task must not depend on the session
     try:
         report = _module(name).run(spark, config, progress or Progress())
-    except PySparkException as exc:
+    except (PySparkException, Py4JError) as exc:
         raise _translated(exc) from exc
     finally:
         spark.conf.set(_ZONE, zone)
@@ -93,10 +96,11 @@ def run_job(
 
 def _translated(exc: Exception) -> LodeqError:
     """Find an error of lodeq in the text that Spark's processes return, behind a traceback."""
-    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    text = text_of_spark(exc)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("lodeq.errors.")]
     if not ours:
-        return LodeqError(f"Spark failed: {_gist(str(exc)) or type(exc).__name__}")
+        return LodeqError(f"Spark failed: {_gist(text) or type(exc).__name__}")
     kind, _, words = ours[-1].removeprefix("lodeq.errors.").partition(": ")
     from .. import errors  # noqa: PLC0415 - looked up by name
 

@@ -24,7 +24,7 @@ from .java import find_java, java_home
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["PYSPARK_MIN", "build_session", "check_libraries"]
+__all__ = ["PYSPARK_MIN", "build_session", "check_libraries", "text_of_spark"]
 
 PYSPARK_MIN: Final = (4, 2)
 _SQL: Final[Mapping[str, str | int | bool]] = {
@@ -71,6 +71,9 @@ def build_session(
     **Cancellation.** It blocks, for seconds where Java must be started.
     """
     check_libraries()
+    from py4j.protocol import (  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+        Py4JError,
+    )
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
@@ -92,8 +95,9 @@ def build_session(
         for name, value in {**ours, **conf}.items():
             builder = builder.config(name, value if isinstance(value, str) else str(value).lower())
         spark = builder.getOrCreate()
-    except (PySparkException, OSError) as exc:
-        raise UsageError(f"Spark did not start: {exc}; see the output of Java above") from exc
+    except (PySparkException, Py4JError, OSError) as exc:
+        why = text_of_spark(exc).partition("\n")[0]
+        raise UsageError(f"Spark did not start: {why}; see the output of Java above") from exc
     spark.dataSource.register(PushingSource)
     return spark
 
@@ -113,6 +117,15 @@ def check_libraries() -> None:
             f"the pipeline needs pyspark {PYSPARK_MIN[0]}.{PYSPARK_MIN[1]} or newer, not "
             f'{found.__version__}: pip install "lodeq[spark]"'
         )
+
+
+def text_of_spark(exc: Exception) -> str:
+    """Return what went wrong, in Spark's words.
+
+    An exception of its Java process that pyspark has no class for begins with the call's number.
+    """
+    text = str(exc)
+    return text.partition("\n: ")[2] if text.startswith("An error occurred while calling") else text
 
 
 _java = functools.cache(find_java)

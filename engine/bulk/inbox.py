@@ -53,6 +53,7 @@ __all__ = [
     "staging_folder",
     "store_info",
     "verify_files",
+    "was_published",
 ]
 
 _STAGED, _DONE, _REFUSED = "staged", "done", "refused"
@@ -131,6 +132,30 @@ def is_published(root: str, job: str) -> bool:
     return os.path.lexists(_manifest_path(root, job)) or os.path.lexists(done)
 
 
+def was_published(root: str, job: str) -> bool:
+    """``is_published``; if so, it survives a power cut from now on. Blocks.
+
+    Whoever has published it may have been killed before that was durable.
+
+    Raises:
+        StorageError: the disk.
+    """
+    if not is_published(root, job):
+        return False
+    _sync_names(root)
+    return True
+
+
+def _sync_names(root: str) -> None:
+    """Make durable that manifests have their names, and what leads to these."""
+    inbox = inbox_path(root)
+    try:
+        fsync_dir(inbox)
+        fsync_dir(root)
+    except OSError as exc:
+        raise disk_error(exc, inbox) from exc
+
+
 def publish(root: str, manifest: Manifest, attempt: str) -> bool:
     """Make a staged load one that will be taken in: all of it, or none. Blocks.
 
@@ -147,7 +172,7 @@ def publish(root: str, manifest: Manifest, attempt: str) -> bool:
 
     Durability: on return it survives a power cut.
     """
-    if is_published(root, manifest.job):
+    if was_published(root, manifest.job):
         return False
     folder = staging_folder(root, manifest.job)
     for mark in manifest.files:
@@ -158,14 +183,17 @@ def publish(root: str, manifest: Manifest, attempt: str) -> bool:
     fresh = f"{target}.{check_job(attempt)}.tmp"
     try:
         fsync_dir(folder)
+        fsync_dir(os.path.dirname(folder))  # another may have made it, and be dead
         write_new(fresh, encode_manifest(manifest), may_exist=True)
         try:
-            return _name_once(fresh, target)
+            is_new = _name_once(fresh, target)
         finally:
             if os.path.lexists(fresh):
                 os.unlink(fresh)
     except OSError as exc:
         raise disk_error(exc, target) from exc
+    _sync_names(root)
+    return is_new
 
 
 def _name_once(fresh: str, target: str) -> bool:
@@ -178,7 +206,6 @@ def _name_once(fresh: str, target: str) -> bool:
         if exc.errno not in NO_LINKS:
             raise
         os.rename(fresh, target)
-    fsync_dir(os.path.dirname(target))
     return True
 
 

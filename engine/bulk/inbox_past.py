@@ -79,13 +79,16 @@ def drop_done(root: str, jobs: Iterable[str]) -> None:
         raise disk_error(exc, folder) from exc
 
 
-def drop_refused(root: str, job: str) -> int:
-    """Remove the rest of a load that was refused; returns its bytes.
+def drop_refused(root: str, job: str, before_us: int) -> int | None:
+    """Remove the rest of a load that was refused; returns its bytes. None: it is staged again.
 
     Raises:
         StorageError: the disk.
     """
     folder = os.path.join(inbox_path(root), "refused")
+    newest_us = _newest_us(staged_path(root, job))
+    if _waits(root, job) or (newest_us is not None and newest_us >= before_us):
+        return None
     freed = _drop_staged(root, job)
     try:
         for name in (f"{job}{_SUFFIX}.manifest", f"{job}{_SUFFIX}"):  # what names it goes last

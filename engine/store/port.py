@@ -18,6 +18,7 @@ __all__ = [
     "SLICE_ROWS",
     "IngestingStore",
     "Op",
+    "PlacedStore",
     "Rows",
     "Store",
     "StoreView",
@@ -156,6 +157,17 @@ class IngestingStore(Store, Protocol):
             StorageFullError, StoreStalledError: refused, nothing applied; may be tried again.
             CommitUnknownError: anything else; the store must take no further write.
             ClosedError: the store is closed.
+        """
+
+
+@runtime_checkable
+class PlacedStore(Store, Protocol):
+    """A store that makes files at a path, which may be taken by another one."""
+
+    def displace(self) -> None:
+        """Make no file any more, not even when it is closed: the path is another store's.
+
+        What is committed stays in the files that are open. The process keeps them until it ends.
         """
 
 

@@ -330,6 +330,7 @@ class RocksStore:
         "_forgiven",
         "_full",
         "_is_compacting",
+        "_is_displaced",
         "_jobs",
         "_piece_bits",
         "_refused",
@@ -342,6 +343,7 @@ class RocksStore:
         self.path = path
         self._db = db
         self._closing = False
+        self._is_displaced = False
         self._finish: Callable[[], None] | None = None  # the rest of ``retire``
         self._is_compacting = True
         self._views: WeakSet[RocksView] = WeakSet()
@@ -697,7 +699,17 @@ class RocksStore:
         for view in list(self._views):
             view.close()
         db, self._db = self._db, cast(Rdict, _CLOSED)
-        self._close_handle(db)
+        if self._is_displaced:  # closing it would write what is in memory to files
+            forked.unwatch(self)
+            forked.leak(db)
+        else:
+            self._close_handle(db)
+
+    def displace(self) -> None:
+        """See ``PlacedStore``."""
+        if not self._closing:
+            self._is_displaced = True
+            self._db.cancel_all_background(False)
 
     def _end_thread(self) -> None:
         if self._thread is not None:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ...engine.bulk.inbox import is_published, outcome, refused_jobs, store_info
+from ...engine.bulk.inbox import is_published, outcome, refused_jobs, store_info, was_published
 from ...engine.bulk.manifest import check_job
 from ...engine.runtime.ids import SLOTS
 from ...errors import UsageError
@@ -53,7 +53,7 @@ def load_tasks(
     """
     check_job(job)
     info = store_info(path)
-    if is_published(info.path, job):
+    if was_published(info.path, job):
         return False
     before = outcome(info.path, job)
     given = dict(options or {})

@@ -22,6 +22,8 @@ from pyspark.sql.functions import min as least
 from pyspark.sql.functions import sum as total
 
 from ...engine.bulk.inbox import store_info
+from ...engine.files.disk_errors import disk_error
+from ...engine.files.paths import fsync_dir, fsync_file
 from ...engine.offline.purge_plan import PurgeFile, PurgePlan, write_plan, write_rows
 from .frame.config import option
 from .frame.ended import END_KEY, PARTITIONS, day_of, ended, has_archive, read_archive
@@ -74,6 +76,8 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> ArchiveRepor
         checks = _checks(frame, config.out, name, result)
     plan = None
     if config.purge and all(check.is_ok for check in checks):
+        with progress.step("sync"):
+            _sync(config.out)
         with progress.step("plan the purge"):
             plan = _plan(frame, tables, config.out, name)
     steps.forget()
@@ -173,6 +177,26 @@ def _checks(frame: DataFrame, out: str, name: str, result: dict[str, Any]) -> tu
         equal("every end is archived", in_snapshot=found["rows"], in_archive=there),
         Check("no end is archived twice", twice == 0, f"{twice:,} are"),
     )
+
+
+def _sync(out: str) -> None:
+    """Make the archive durable, which Spark does not: what is purged is in it alone.
+
+    All of it, for a plan names what earlier runs have archived, too.
+
+    Raises:
+        StorageError: the disk.
+    """
+    root = os.path.abspath(local_folder(out))
+    try:
+        for folder, _, names in os.walk(root):
+            for name in names:
+                if name.endswith(".parquet"):
+                    fsync_file(os.path.join(folder, name))
+            fsync_dir(folder)
+        fsync_dir(os.path.dirname(root))
+    except OSError as exc:
+        raise disk_error(exc, root) from exc
 
 
 def _plan(frame: DataFrame, tables: SnapshotTables, out: str, name: str) -> str:

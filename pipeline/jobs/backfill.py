@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql.functions import array, col, count, get, lit, row_number, size, when
 from pyspark.storagelevel import StorageLevel
 
-from ...engine.bulk.inbox import Outcome, StoreInfo, is_published, store_info
+from ...engine.bulk.inbox import Outcome, StoreInfo, store_info, was_published
 from ...engine.bulk.manifest import check_conflict, check_job
 from ...engine.bulk.snapshots import LATEST, find_snapshot
 from ...engine.recovery.dedup_secret import read_secrets
@@ -110,7 +110,7 @@ def backfill_frame(frame: DataFrame, config: Config, progress: Progress) -> Back
     )
     steps = Steps(config.out, f"backfill-{config.job}", info.store_id.hex())
     result, notes = None, tuple[str, ...]()
-    is_past = is_published(info.path, config.job)
+    is_past = was_published(info.path, config.job)
     if is_past:  # options no longer matter: its rows were checked when it was staged
         progress.skip("check and stage")
         result = steps.done(_CHECKED)

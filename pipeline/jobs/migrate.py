@@ -21,14 +21,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import count, lit
 from pyspark.storagelevel import StorageLevel
 
-from ...engine.bulk.inbox import is_published, store_info
+from ...engine.bulk.inbox import store_info, was_published
 from ...engine.bulk.manifest import check_job
+from ...engine.recovery.dedup_secret import Secrets
 from ...engine.runtime.clock import SystemClock
-from ...errors import UsageError
+from ...errors import LodeqError, UsageError
+from ...repository.model.arguments import TIME_MS_MAX
 from ...repository.model.values import Limits
 from ...service.transfer.entries import Entry, Foreign, Unreadable
 from ...service.transfer.import_run import Targets, is_expired, task_of
 from ...service.transfer.source_kinds import KINDS, open_source
+from ..datasource.encoder import Policy, TaskEncoder
 from ..datasource.routing import routed
 from .frame.config import StoreConfig, option
 from .frame.ingest_wait import WAIT_S, load_checks, wait_for_ingest
@@ -127,7 +130,7 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> MigrateRepor
             with progress.step("set aside"):
                 aside = os.path.join(local_folder(config.out), job)
                 rows.where("_why IS NOT NULL").write.mode("overwrite").parquet(aside)
-        if staged and not is_published(info.path, job):
+        if staged and not was_published(info.path, job):
             with progress.step("load"):
                 _load(rows, info.path, info.shards, job)
         elif staged:
@@ -212,6 +215,7 @@ def _entries(
 
 def _rows(source: Foreign, targets: Targets, now_ms: int) -> Iterator[dict[str, Any]]:
     limits = Limits()
+    encoder = TaskEncoder("check", 0, now_ms * 1000, 1, Policy(), Secrets((bytes(32),)))
     for entry in source.entries():
         if isinstance(entry, Unreadable):
             yield {
@@ -220,11 +224,14 @@ def _rows(source: Foreign, targets: Targets, now_ms: int) -> Iterator[dict[str, 
                 "_offset": entry.damage.offset,
             }
             continue
-        yield _row(source, entry, targets, now_ms) | {
-            "_why": _why(entry, now_ms, limits),
-            "_file": entry.file,
-            "_offset": entry.offset,
-        }
+        why, row = _why(entry, now_ms, limits), _row(source, entry, targets, now_ms)
+        if why is None:
+            try:
+                encoder.task(row)
+            except LodeqError as exc:
+                why = str(exc).partition(": ")[2] or str(exc)
+                row = row | {"headers": {}}  # of which a name may be no text
+        yield row | {"_why": why, "_file": entry.file, "_offset": entry.offset}
 
 
 def _why(entry: Entry, now_ms: int, limits: Limits) -> str | None:
@@ -236,6 +243,8 @@ def _why(entry: Entry, now_ms: int, limits: Limits) -> str | None:
         return "a dead letter: `lodeq import` takes it over as one"
     if len(entry.payload) > limits.value_bytes_max:
         return f"its payload is above {limits.value_bytes_max:,} bytes: `lodeq import` may take it"
+    if max(entry.due_ms, entry.expires_ms) > TIME_MS_MAX:
+        return "a time of it is later than any that a task can have"
     return None
 
 
@@ -259,7 +268,7 @@ def _row(source: Foreign, entry: Entry, targets: Targets, now_ms: int) -> dict[s
 
 
 def _time(ms: int) -> datetime | None:
-    return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
+    return datetime.fromtimestamp(ms / 1000, UTC) if 0 < ms <= TIME_MS_MAX else None
 
 
 def _text(value: Any) -> str:

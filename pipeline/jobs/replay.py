@@ -31,7 +31,7 @@ from pyspark.sql.functions import (
     xxhash64,
 )
 
-from ...engine.bulk.inbox import is_published, store_info
+from ...engine.bulk.inbox import store_info, was_published
 from ...engine.bulk.manifest import check_job
 from ...errors import UsageError
 from ..datasource.routing import load_tasks
@@ -131,7 +131,7 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> ReplayReport
     if config.dry_run:
         notes.append("nothing was written")
     elif staged:
-        if is_published(info.path, load):
+        if was_published(info.path, load):
             progress.skip("load")
             notes.append(f"load {load} was published before; --job NAME makes another")
         else:

@@ -11,6 +11,7 @@ from ...coalescer.replicator import KnowsWhy, Replicator
 from ...coalescer.shard_status import FAILED
 from ...coalescer.write_pause import writes_paused
 from ...engine.files import ballast
+from ...engine.files.held_folder import HeldFolder, Place
 from ...engine.recovery.checkpoint import (
     abandon_checkpoint,
     begin_checkpoint,
@@ -25,6 +26,7 @@ from ...engine.recovery.verify import verify_slices
 from ...engine.runtime.clock import DrivingClock, TimerHandle
 from ...engine.runtime.event_loop import TaskHandle
 from ...engine.runtime.shielded import ShieldedTask
+from ...engine.store.port import PlacedStore
 from ...engine.store.rocks_errors import is_damage
 from ...engine.store.walk import find_splits
 from ...engine.values import Finding, Health, ShardMark
@@ -95,6 +97,7 @@ class EngineRuntime:
         self._runs_reaper = False  # as a task: no clock moved by hand calls it
         self._reaper_end: str | None = None  # why it ended although nobody stopped it
         self._watch: TimerHandle | None = None
+        self._folder: HeldFolder | None = None
         self._driven: TimerHandle | None = None
         self._ballast_bytes = opened.ballast_bytes
         self._ballast_task: TaskHandle | None = None
@@ -130,6 +133,9 @@ class EngineRuntime:
         if self.event_publisher is not None:
             self.event_publisher.start()
         self.snapshots.start()
+        if self.opened.path is not None:
+            with suppress(OSError):  # then it is not watched
+                self._folder = HeldFolder(self.opened.path)
         self._watch_disk()
 
     async def _run_reaper(self, reaper: Reaper) -> None:
@@ -147,12 +153,33 @@ class EngineRuntime:
                 is_low = disk_free_bytes(self.opened.path) < DISK_FREE_BYTES_MIN
             except StorageError:
                 is_low = True
-            state.note_disk(is_low=is_low)
-            self._keep_ballast(self.opened.path)
+            is_there = self._is_there(self.opened.path)
+            state.note_disk(is_low=is_low or not is_there)
+            if is_there:
+                self._keep_ballast(self.opened.path)
             if self.watches_inbox and not self._is_ingesting and self.ingester.is_due:
                 self._is_ingesting = True
                 self._ingest_task = state.spawner.spawn(self._ingest, "lodeq-inbox")
             self._watch = state.spawner.call_later(WATCH_S, self._watch_disk)
+
+    def _is_there(self, root: str) -> bool:
+        """Whether the store is at its path. Where another one is, all shards are poisoned.
+
+        New files are made by path: they would replace those of the other store.
+        """
+        place = Place.SAME if self._folder is None else self._folder.look()
+        self.state.not_there = None
+        if place is Place.NOTHING:
+            self.state.not_there = f"{root} was removed, or moved away while it is open"
+        elif place is Place.ANOTHER:
+            self.state.not_there = f"{root} was moved away, and another folder is in its place"
+            error = StorageError(f"{self.state.not_there}: end this process, and open the store")
+            for shard in self.state.hosted:
+                if shard.coalescer.failure is None:
+                    shard.coalescer.fail(error)
+                if isinstance(shard.store, PlacedStore):
+                    shard.store.displace()
+        return place is Place.SAME
 
     def _keep_ballast(self, root: str) -> None:
         """Keep a ballast file, which a recovery can free. Made in a thread: it may be slow."""
@@ -204,6 +231,8 @@ class EngineRuntime:
             reasons.extend(self.replicator.failures())
         if state.log_full is not None:
             reasons.append(state.log_full)
+        elif state.not_there is not None:
+            reasons.append(f"{state.not_there}: enqueues are refused")
         elif state.is_disk_low:
             reasons.append("the disk is nearly full: enqueues are refused")
         if self._reaper_end is not None:
@@ -384,6 +413,8 @@ class EngineRuntime:
         for shard in state.hosted:
             if shard.bodies is not None:
                 shard.bodies.files.close()
+        if self._folder is not None:
+            self._folder.close()
         self._is_torn_down = True
         if self.opened.path is not None and self.opened.lock is not None:
             engine_log.closed(self.opened.path)

@@ -38,17 +38,18 @@ async def forget_loads(state: EngineState, root: str, older_than: Duration) -> F
         state.check()
         await _forget_rows(state, done[at : at + SLICE])
         await thread(partial(drop_done, root, done[at : at + SLICE]))
-    freed, gone = 0, 0
-    refused = await thread(partial(ended_jobs, root, "refused", before_us))
-    for job in refused:
+    freed, refused, gone = 0, 0, 0
+    for job in await thread(partial(ended_jobs, root, "refused", before_us)):
         state.check()
-        freed += await thread(partial(drop_refused, root, job))
+        size = await thread(partial(drop_refused, root, job, before_us))
+        if size is not None:
+            freed, refused = freed + size, refused + 1
     for job in await thread(partial(abandoned_jobs, root, before_us)):
         state.check()
         size = await thread(partial(drop_abandoned, root, job, before_us))
         if size is not None:
             freed, gone = freed + size, gone + 1
-    return ForgottenLoads(len(done), len(refused), gone, freed)
+    return ForgottenLoads(len(done), refused, gone, freed)
 
 
 async def _forget_rows(state: EngineState, jobs: list[str]) -> None:

@@ -15,7 +15,14 @@ from typing import Any, Final
 
 from xxhash import xxh3_64_digest
 
-from ...engine.bulk.inbox import discard, is_published, publish, staging_folder, store_info
+from ...engine.bulk.inbox import (
+    discard,
+    is_published,
+    publish,
+    staging_folder,
+    store_info,
+    was_published,
+)
 from ...engine.bulk.manifest import Manifest, check_conflict, check_job
 from ...engine.bulk.rows import TaskRows, rows_of
 from ...engine.bulk.shard_writer import RUN_BYTES, ShardStage, merge_shard_queues
@@ -371,7 +378,7 @@ class Stage:
         Durability: on return it survives a power cut. Cancellation: it does not wait.
         """
         self._check()
-        if self.is_published:  # and its folder may be removed just now
+        if was_published(self._info.path, self._job):  # and its folder may be removed just now
             self.discard()
             return False
         parts = [shard.finish() for shard in self._shards]

@@ -29,6 +29,7 @@ from ...errors import (
     ClosedError,
     CorruptionError,
     LodeqError,
+    StorageError,
     StorageFullError,
     StoragePoisonedError,
     UsageError,
@@ -236,6 +237,7 @@ class EngineState:
         self.is_disk_low = False  # the disk's, or the replicated log's: enqueues are refused
         self.log_full: str | None = None  # why the log takes no enqueues; None: it does
         self._is_own_disk_low = False
+        self.not_there: str | None = None  # why the store's files cannot be made; None: they can
         self.deadlines = Deadlines(self.leases, self.shards)
         self.claim_sets = ClaimSets()
         self.waiters = LongPolls(spawner, clock, self.shards, self.claim_sets)
@@ -361,6 +363,8 @@ class EngineState:
     def check_intake(self) -> None:
         """Before an enqueue: the disk must have more free space than what ends tasks needs."""
         if self.is_disk_low:
+            if self.not_there is not None:
+                raise StorageError(f"{self.not_there}: enqueues are refused")
             if self.log_full is not None and not self._is_own_disk_low:
                 raise StorageFullError(self.log_full)
             raise StorageFullError(

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from threading import Lock
+from threading import Event, Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,11 +16,12 @@ from ... import sync
 from ...client.cluster.address import absolute_address
 from ...client.connect import connect
 from ...engine.files.paths import absolute_path
-from ...errors import LockedError, UsageError
+from ...engine.runtime.clock import SystemClock
+from ...errors import LockedError, UnreachableError, UsageError
 from ...repository.api.open import open_engine
 from ...repository.api.serve_options import Serve, ServeAs
 from .run.backend import WorkerBackend, backend_of
-from .shared_store import SharedStore, note_joined, options_of_connect
+from .shared_store import JOIN_WAIT_S, RETRY_S, SharedStore, note_joined, options_of_connect
 
 if TYPE_CHECKING:
     from ...repository.api.engine import Engine
@@ -154,16 +155,35 @@ class StoreBinding:
         return self._blocking
 
     def _open_or_join(self, path: str | os.PathLike[str]) -> Any:
-        """Open the folder; a process that joins is a client here, and does not become the owner."""
-        try:
-            return sync.open(path, serve=self._serve, **self._open_options)
-        except LockedError as error:
-            if not self._is_joining or error.address is None:
-                raise
-            note_joined(path, error)
-            token = self._serve.token if isinstance(self._serve, Serve) else None
-            options = options_of_connect(self._open_options)
-            return sync.connect(error.address, token=token, **options)
+        """Open the folder; a process that joins is a client here, and does not become the owner.
+
+        It waits as long as ``SharedStore`` for an owner that opens the store, or has just died.
+        """
+        clock = SystemClock()
+        give_up = clock.mono() + JOIN_WAIT_S
+        while True:
+            try:
+                return sync.open(path, serve=self._serve, **self._open_options)
+            except LockedError as error:
+                if not self._is_joining:
+                    raise
+                held = error
+            try:
+                if held.address is not None:
+                    return self._joined(path, held)
+                if clock.mono() >= give_up:
+                    raise held
+            except UnreachableError:
+                if clock.mono() >= give_up:
+                    raise
+            Event().wait(RETRY_S)
+
+    def _joined(self, path: str | os.PathLike[str], held: LockedError) -> Any:
+        token = self._serve.token if isinstance(self._serve, Serve) else None
+        options = options_of_connect(self._open_options)
+        client = sync.connect(held.address or "", token=token, **options)
+        note_joined(path, held)
+        return client
 
     def __enter__(self) -> Self:
         _check_no_loop()

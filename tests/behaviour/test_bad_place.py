@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,7 +12,16 @@ from support_behaviour import drain, in_memory, sound, unchanged
 from support_faults import faulty
 
 import lodeq
-from lodeq import ClosedError, LockedError, NewTask, StorageFullError, StorePathError, UsageError
+from lodeq import (
+    ClosedError,
+    LockedError,
+    NewTask,
+    StorageError,
+    StorageFullError,
+    StorePathError,
+    UsageError,
+)
+from lodeq.repository.api.engine import runtime_of
 
 pytestmark = pytest.mark.anyio
 
@@ -37,6 +47,58 @@ async def test_a_low_disk_refuses_enqueues_and_lets_work_end():
         rig.state.is_disk_low = False
         await rig.queue.enqueue(b"x")
         await sound(rig.engine)
+
+
+def files_in(folder):
+    return sorted(path.relative_to(folder) for path in folder.rglob("*"))
+
+
+async def test_a_store_whose_folder_another_has_taken_writes_nothing_there(tmp_path):
+    """RocksDB makes files by path: they would replace those of the other store."""
+    path, moved = tmp_path / "s", tmp_path / "moved"
+    async with lodeq.open(path, shards=2, reaper=False) as engine:
+        await engine.queue("mail").enqueue_many([NewTask(bytes(1000))] * 50)
+        path.rename(moved)
+        path.mkdir()
+        runtime_of(engine)._watch_disk()
+        for durable in (False, True):
+            with pytest.raises(StorageError, match="another folder is in its place"):
+                await engine.queue("mail").enqueue(b"x", durable=durable)
+        health = await engine.health()
+        assert any("shard 1 is poisoned" in one for one in health.reasons)
+        assert any("another folder is in its place" in one for one in health.reasons)
+    assert files_in(path) == []
+    shutil.copytree(moved, tmp_path / "copy")  # this process has its files until it ends
+    async with lodeq.open(tmp_path / "copy", reaper=False) as engine:
+        assert (await engine.queue("mail").stats()).ready == 50
+        assert (await engine.verify()).ok
+
+
+async def test_a_store_whose_folder_is_gone_says_so_and_not_that_the_disk_is_full(tmp_path):
+    path, moved = tmp_path / "s", tmp_path / "moved"
+    async with lodeq.open(path, reaper=False) as engine:
+        mail = engine.queue("mail")
+        await mail.enqueue(b"x")
+        path.rename(moved)
+        runtime_of(engine)._watch_disk()
+        with pytest.raises(StorageError, match="moved away while it is open") as refused:
+            await mail.enqueue(b"x")
+        assert not isinstance(refused.value, StorageFullError)
+        assert "moved away while it is open" in (await engine.health()).reasons[0]
+        moved.rename(path)
+        runtime_of(engine)._watch_disk()
+        await mail.enqueue(b"x")
+        assert (await engine.health()).ok
+
+
+async def test_a_store_that_is_reached_by_a_link_since_goes_on(tmp_path):
+    path, moved = tmp_path / "s", tmp_path / "moved"
+    async with lodeq.open(path, reaper=False) as engine:
+        path.rename(moved)
+        path.symlink_to(moved)
+        runtime_of(engine)._watch_disk()
+        await engine.queue("mail").enqueue(b"x")
+        assert (await engine.health()).ok
 
 
 async def test_a_closed_engine_says_so(clock):

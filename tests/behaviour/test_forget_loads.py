@@ -106,6 +106,25 @@ async def test_staging_that_nobody_finished_goes_once_it_is_old(tmp_path: Path) 
 
 
 @on_loop
+async def test_a_refused_load_that_is_staged_again_keeps_its_files(tmp_path: Path) -> None:
+    """Its name is free after a refusal, so whoever runs it again is at work in the same folder."""
+    path, clock = tmp_path / "s", ManualClock()
+    async with lodeq.open(path, inbox=False, clock=clock) as engine:
+        publish(path, [NewTask(1)])
+        rewrite(path, "j", shards=5)
+        assert [one.state for one in (await engine.ingest()).jobs] == ["refused"]
+        clock.advance(2 * DAY.total_seconds())
+        with lodeq.Stage(path, "j", run_bytes=1) as again:
+            again.add([NewTask(2)], queue="mail")
+            backdate(staged(path, "j"), clock)  # written now, by the clock of the test
+            assert await engine.forget_loads(DAY) == ForgottenLoads()
+            assert again.publish()
+        assert (await engine.ingest()).tasks == 1
+        clock.advance(2 * DAY.total_seconds())
+        assert (await engine.forget_loads(DAY)).done == 1
+
+
+@on_loop
 async def test_what_is_no_note_of_ours_is_left_alone(tmp_path: Path) -> None:
     path, clock = tmp_path / "s", ManualClock()
     async with lodeq.open(path, inbox=False, clock=clock) as engine:

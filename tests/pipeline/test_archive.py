@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -10,6 +11,7 @@ from support_jobs import DEAD, DONE, READY, job, live, make_worked, work
 
 import lodeq
 from lodeq.errors import CorruptionError, SnapshotNotFoundError, UsageError
+from lodeq.pipeline.jobs import archive
 from lodeq.pipeline.jobs.frame.ended import read_archive
 
 
@@ -116,6 +118,30 @@ def test_what_is_purged_is_what_is_archived(spark: SparkSession, tmp_path: Path)
     assert (purged.results, purged.dead, purged.absent) == (DONE + DEAD - 1, DEAD - 1, 2)
     assert after == [(0, 0, 0), (READY, 0, 1)]
     assert live(store, counts) == after
+
+
+def test_what_is_planned_to_be_purged_survives_a_power_cut(
+    spark: SparkSession, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark syncs nothing, and the purge is durable: the archive must be so before."""
+    out, synced, before = tmp_path / "a", set[str](), set[str]()
+    for name in ("fsync_file", "fsync_dir"):
+        real = getattr(archive, name)
+        monkeypatch.setattr(archive, name, lambda path, real=real: (real(path), synced.add(path)))
+    plan = archive._plan
+
+    def planned(*args: Any) -> str:
+        before.update(synced)
+        return plan(*args)
+
+    monkeypatch.setattr(archive, "_plan", planned)
+    job(spark, "archive", store=store, out=out, queue=("mail",))
+    assert not synced
+    assert job(spark, "archive", store=store, out=out, purge=True).purge_plan is not None
+    files = {str(path) for path in out.rglob("*.parquet")}
+    folders = {str(path.parent) for path in out.rglob("*.parquet")}
+    assert len(folders) > 1  # of both runs
+    assert files | folders | {str(out), str(tmp_path)} <= before
 
 
 def test_plans_that_do_not_fit_are_refused(

@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 from support_jobs import job, live
 
@@ -117,6 +119,47 @@ def test_a_csv_is_read_as_python_writes_it(spark: SparkSession, tmp_path: Path) 
     bad = ("the line is malformed",)
     assert said(frame) == [(), bad, bad, ()]
     assert [row[RAW] for row in typed(frame).collect()][1:3] == ["short", "c,2,long"]
+
+
+LATIN_1 = "caf\u00e9".encode("latin-1")
+
+
+def test_bytes_that_are_no_text_are_said_of_their_row(spark: SparkSession, tmp_path: Path) -> None:
+    """A replaced character would be another payload than the one that was handed in."""
+    (tmp_path / "in.json").write_bytes(
+        b'{"payload": "%b"}\n{"payload": "ok"}\n{"payload": 1, "%b": 1}\n' % (LATIN_1, LATIN_1)
+    )
+    malformed = ("the line is malformed",)
+    assert said(read_rows(spark, [str(tmp_path / "in.json")], "json")) == [
+        malformed,
+        (),
+        malformed,
+    ]
+    (tmp_path / "in.csv").write_bytes(
+        b"payload,headers\n%b,\nok,\nZo\xc3\xab,\nok,%b\n%b\n" % (LATIN_1, LATIN_1, LATIN_1)
+    )
+    frame = read_rows(spark, [str(tmp_path / "in.csv")], "csv")
+    found = said(frame)
+    assert [one == () for one in found] == [False, True, True, False, False]
+    assert "payload cannot be read" in found[0][0]
+    assert found[4] == malformed
+    rows = typed(frame).collect()
+    assert (rows[2]["payload"], json.loads(rows[0][RAW])["payload"]) == ("Zo\u00eb", "caf\ufffd")
+    text = pa.array([LATIN_1, b"ok"]).view(pa.string())
+    parquet.write_table(pa.table({"payload": text}), tmp_path / "in.parquet")
+    found = said(read_rows(spark, [str(tmp_path / "in.parquet")], "parquet"))
+    assert [one == () for one in found] == [False, True]
+
+
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_a_mark_of_utf_8_is_no_part_of_a_file(
+    spark: SparkSession, tmp_path: Path, form: str
+) -> None:
+    texts = {"json": '{"payload": "Zo\u00eb"}', "csv": "payload\nZo\u00eb"}
+    frame = read(spark, tmp_path / "in", f"\ufeff{texts[form]}\n", form)
+    assert said(frame) == [()]
+    (row,) = typed(frame).collect()
+    assert (json.loads(row["payload"]) if form == "json" else row["payload"]) == "Zo\u00eb"
 
 
 def test_headers_and_names_with_dots_in_a_csv(spark: SparkSession, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from lodeq.pipeline.jobs import JOBS
 from lodeq.pipeline.jobs.frame.progress import Progress
 from lodeq.pipeline.jobs.frame.report import Check, Report, equal, to_json, to_text
 from lodeq.pipeline.jobs.frame.state import Steps, local_folder
+from lodeq.pipeline.session import text_of_spark
 
 
 class Row(NamedTuple):
@@ -161,6 +162,29 @@ def test_the_command(kept: list[tuple], tmp_path: Path, capsys: pytest.CaptureFi
         assert cli.main(["archive", str(store), "--out", out, "--conf", conf]) == 2
         assert "NAME=VALUE" in capsys.readouterr().err
     assert len(kept) == 4  # a session is made for none of those
+
+
+def test_a_file_that_is_no_parquet_is_an_error_in_one_line(
+    kept: list[tuple], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not a traceback, whose exit code would say that a check does not hold."""
+    store = make_worked(tmp_path / "store")
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
+    given = ["backfill", str(store), "--input", str(tmp_path / "cut.parquet"), "--job", "cut"]
+    assert cli.main([*given, "--out", str(tmp_path / "out"), "--quiet"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: Spark failed: ")
+    assert "cut.parquet" in line
+    assert kept
+
+
+def test_what_its_java_process_says_is_taken_without_the_number_of_a_call() -> None:
+    failed = Exception(
+        "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.\n"
+        ": org.apache.spark.SparkException: Could not parse Master URL: 'local[x]'\n\tat …"
+    )
+    assert text_of_spark(failed).startswith("org.apache.spark.SparkException: Could not parse")
+    assert text_of_spark(ValueError("said\n: so")) == "said\n: so"
 
 
 def test_the_command_that_spark_submit_runs(

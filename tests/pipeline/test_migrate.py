@@ -107,6 +107,33 @@ def test_order_holds_and_what_is_no_task_is_set_aside(
     assert [bytes(task.payload) for task in tasks_of(store)] == [b"%d" % n for n in range(30)]
 
 
+def test_an_entry_that_no_task_can_be_does_not_keep_the_others_out(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """As with ``lodeq import``. One such row, and nothing of a million came over."""
+    year_s = 365 * 86_400
+    times = (4e9, 100 * year_s, 5000.0 * year_s, 20_000.0 * year_s, 1e18)
+    add = "insert into schedule (queue, data, timestamp) values (?, ?, ?)"
+    source = database(
+        tmp_path / "huey.db",
+        *HUEY,
+        *((add, ("mail", b"%d" % n, at)) for n, at in enumerate(times)),
+    )
+    imported = run_import("huey", source, make_store(tmp_path / "other"))
+    report = job(
+        spark,
+        "migrate",
+        store=make_store(tmp_path / "store"),
+        kind="huey",
+        source=(str(source),),
+        job="huey",
+        out=tmp_path / "aside",
+    )
+    assert report.is_ok, report
+    assert (report.read, report.loaded) == (len(times), imported.imported)
+    assert sum(one.entries for one in report.reasons) == imported.unreadables > 0
+
+
 def test_what_it_is_told_is_checked_before_anything_is_read(
     spark: SparkSession, sources: list[str], tmp_path: Path
 ) -> None:

@@ -16,7 +16,9 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import (
     col,
+    encode,
     explode,
+    is_valid_utf8,
     json_object_keys,
     min_by,
     monotonically_increasing_id,
@@ -32,6 +34,7 @@ FORMATS: Final = ("parquet", "json", "csv")
 CORRUPT, FILE, RAW = "_corrupt_record", "_source_file", "_raw"
 OURS: Final = (CORRUPT, "_errors", FILE, "_ghost", RAW, "_row")
 _PATH: Final = "_metadata.file_path"
+_BYTES: Final = "ISO-8859-1"  # a character for each byte
 
 
 def read_rows(
@@ -81,9 +84,13 @@ def _called(names: Sequence[str], pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _csv(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """Read files with equal headers together: Spark takes CSV columns by position."""
+    """Read files with equal headers together: Spark takes CSV columns by position.
+
+    Spark would replace bytes that are no UTF-8, and nothing would say so. Here they stay in their
+    values, for whoever reads these to refuse.
+    """
     read = spark.read.options(header=True, escape='"', multiLine=True)  # as RFC 4180 has it
-    read = read.option("columnNameOfCorruptRecord", CORRUPT)
+    read = read.options(columnNameOfCorruptRecord=CORRUPT, encoding=_BYTES)
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for file, line in _first_lines(spark, paths):
         groups.setdefault(_header(file, line), []).append(file)
@@ -92,7 +99,9 @@ def _csv(spark: SparkSession, paths: list[str]) -> DataFrame:
         schema = reduce(lambda made, name: made.add(name, StringType()), names, StructType())
         schema = schema.add(CORRUPT, StringType())
         # Without a separator Spark also replaces other line ends inside values.
-        frame = read.option("lineSep", end).schema(schema).csv(paths).withColumn(FILE, col(_PATH))
+        frame = read.option("lineSep", end).schema(schema).csv(paths)
+        texts = [encode(named(one), _BYTES).cast("string").alias(one) for one in schema.names]
+        frame = frame.select(*texts, col(_PATH).alias(FILE))
         frames.append(frame.where(col(FILE).isin(files)) if len(groups) > 1 else frame)
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
@@ -129,7 +138,8 @@ def _objects(lines: DataFrame, pairs: Sequence[str]) -> DataFrame:
 
     Spark would give all payloads of a column one type, and convert the values of others to it.
     """
-    keys = lines.select(explode(json_object_keys("value")).alias("key")).distinct().collect()
+    whole = lines.where(is_valid_utf8("value"))
+    keys = whole.select(explode(json_object_keys("value")).alias("key")).distinct().collect()
     outside = [name for name in lines.columns if name not in ("value", FILE)]  # from folder names
     names = sorted({row["key"] for row in keys}.difference(outside))
     called = _called([*(name for name in names if name not in OURS), *outside], pairs)
@@ -146,12 +156,13 @@ def _objects(lines: DataFrame, pairs: Sequence[str]) -> DataFrame:
     def parse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         known = frozenset(names) | frozenset(outside)
         for batch in batches:
-            rows = [_fields(line, fields, known) for line in batch.column("value").to_pylist()]
+            lines = batch.column("value").cast(pa.binary()).to_pylist()
+            rows = [_fields(line, fields, known) for line in lines]
             arrays = {
                 name: pa.array([row.get(name) for row in rows], pa.string())
                 for name in (*texts, CORRUPT)
             }
-            arrays[RAW] = batch.column("value")
+            arrays[RAW] = pa.array([line.decode("utf-8", "replace") for line in lines], pa.string())
             for name in (*outside, FILE):
                 arrays[called.get(name, name)] = batch.column(name)
             yield pa.RecordBatch.from_pydict(arrays)
@@ -159,10 +170,11 @@ def _objects(lines: DataFrame, pairs: Sequence[str]) -> DataFrame:
     return lines.mapInArrow(parse, schema)
 
 
-def _fields(line: str, called: Mapping[str, str], known: frozenset[str]) -> dict[str, str]:
+def _fields(raw: bytes, called: Mapping[str, str], known: frozenset[str]) -> dict[str, str]:
     """Return the values of a line that are not null, by our names."""
+    line = raw.decode("utf-8", "replace")
     try:
-        row = json.loads(line.removeprefix("\ufeff"))
+        row = json.loads(raw.decode().removeprefix("\ufeff"))
         # A key that is not known: Spark's parser could not read this line.
         if not isinstance(row, dict) or not row.keys() <= known:
             return {CORRUPT: line}
@@ -172,7 +184,7 @@ def _fields(line: str, called: Mapping[str, str], known: frozenset[str]) -> dict
             name: json.dumps(value) if name == "payload" and not is_plain else _text(value)
             for name, value in given.items()
         }
-    except (ValueError, RecursionError):  # lone surrogates, too
+    except (ValueError, RecursionError):  # no UTF-8, or lone surrogates, too
         return {CORRUPT: line}
     if "payload" in fields and not is_plain:
         fields["payload_kind"] = "json"

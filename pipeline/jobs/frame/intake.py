@@ -19,6 +19,7 @@ from pyspark.sql.functions import (
     concat,
     from_json,
     lit,
+    make_valid_utf8,
     monotonically_increasing_id,
     struct,
     to_json,
@@ -76,7 +77,7 @@ def typed(frame: DataFrame, *, ignore_others: bool = False) -> DataFrame:
     return frame.select(
         *columns,
         file.alias(FILE),
-        raw.alias(RAW),
+        make_valid_utf8(raw).alias(RAW),
         found.alias(ERRORS),
         monotonically_increasing_id().alias(ROW),
     )
@@ -95,14 +96,19 @@ def _value(name: str, kind: DataType) -> tuple[Column, list[Column]]:
             value = from_json(text, MapType(StringType(), StringType()))
         else:
             value = value.try_cast(wanted[-1])
-        words = concat(lit(f"{name} is not {wanted[-1]}: "), col(name).cast("string"))
+        words = concat(lit(f"{name} is not {wanted[-1]}: "), _shown(name))
         wrong.append(when(col(name).isNotNull() & value.isNull(), words))
     if wanted == ("timestamp",):
         fits = unix_micros(value).between(*_YEARS)
-        words = concat(lit(f"{name} is not in the years 1 to 9999: "), col(name).cast("string"))
+        words = concat(lit(f"{name} is not in the years 1 to 9999: "), _shown(name))
         wrong.append(when(~fits, words))
         value = when(fits, value)
     return value, wrong
+
+
+def _shown(name: str) -> Column:
+    """Return the column as text that can be read, whatever bytes it has."""
+    return make_valid_utf8(col(name).cast("string"))
 
 
 def checked_rows(frame: DataFrame, policy: Policy, secrets: Callable[[], Secrets]) -> DataFrame:

@@ -201,6 +201,74 @@ def test_without_an_event_loop(store):
     assert find_served(store) is None
 
 
+@pytest.fixture
+def no_pauses(monkeypatch):
+    monkeypatch.setattr("lodeq.service.worker.app_store.RETRY_S", 0.0)
+
+
+class Held:
+    """Stands for an open store."""
+
+    def close(self):
+        """Nothing to close."""
+
+
+def locked(address=None):
+    return lodeq.LockedError("open already", pid=1, address=address)
+
+
+def in_turn(monkeypatch, name, *answers):
+    """Each call of ``lodeq.sync.<name>`` gets the next of these; returns the calls."""
+    calls = []
+
+    def call(*args, **options):
+        calls.append(args)
+        answer = answers[min(len(calls), len(answers)) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(lodeq.sync, name, call)
+    return calls
+
+
+def test_without_an_event_loop_it_waits_for_an_owner_that_opens(store, monkeypatch, no_pauses):
+    """A store that was not closed takes its time to open, and all processes start at once."""
+    client = Held()
+    opened = in_turn(monkeypatch, "open", locked(), locked(), locked("unix:///run/x.sock"))
+    joined = in_turn(monkeypatch, "connect", lodeq.UnreachableError("it has just died"), client)
+    with App(store, serve=True, join=True) as app:
+        assert app.sync_engine() is client
+    assert len(opened) == 4
+    assert joined == [("unix:///run/x.sock",)] * 2
+
+
+def test_without_an_event_loop_it_becomes_the_owner_where_that_has_died(
+    store, monkeypatch, no_pauses
+):
+    own = Held()
+    in_turn(monkeypatch, "open", locked("unix:///run/x.sock"), own)
+    in_turn(monkeypatch, "connect", lodeq.UnreachableError("it has just died"))
+    with App(store, serve=True, join=True) as app:
+        assert app.sync_engine() is own
+
+
+@pytest.mark.parametrize("address", [None, "unix:///run/x.sock"])
+def test_without_an_event_loop_it_gives_up_in_time(store, monkeypatch, no_pauses, address):
+    monkeypatch.setattr("lodeq.service.worker.app_store.JOIN_WAIT_S", 0.0)
+    in_turn(monkeypatch, "open", locked(address))
+    in_turn(monkeypatch, "connect", lodeq.UnreachableError("nobody answers"))
+    with pytest.raises(lodeq.LodeqError, match="nobody answers" if address else "open already"):
+        App(store, serve=True, join=True).__enter__()
+
+
+def test_without_joining_it_does_not_wait(store, monkeypatch):
+    opened = in_turn(monkeypatch, "open", locked())
+    with pytest.raises(lodeq.LockedError):
+        App(store, serve=True).__enter__()
+    assert len(opened) == 1
+
+
 def test_what_makes_no_sense_is_refused():
     for wrong in (
         lambda: App("jobs", join=True),

@@ -74,6 +74,55 @@ def test_giving_up_keeps_what_is_published(path, monkeypatch):
     inbox.verify_files(str(path), manifest_of(path), range(3))
 
 
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def synced_until(monkeypatch, stops):
+    """The folders that are synced from now on; at one that ``stops`` it is killed."""
+    names, real = [], inbox.fsync_dir
+
+    def fsync_dir(folder):
+        if stops(folder):
+            raise Killed
+        real(folder)
+        names.append(os.fspath(folder))
+
+    monkeypatch.setattr(inbox, "fsync_dir", fsync_dir)
+    return names
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["seen before", "met at the end"])
+def test_who_finds_a_job_published_makes_that_durable(path, monkeypatch, is_late):
+    """Whoever published it may have been killed before the sync: a power cut would take it back."""
+    manifest = path / "inbox" / "j.json"
+    late, stage = lodeq.Stage(path, "j"), lodeq.Stage(path, "j")
+    for one in (late, stage):
+        one.add(TASKS, queue="mail")
+    with monkeypatch.context() as patch:
+        synced_until(patch, lambda folder: manifest.exists())
+        with pytest.raises(Killed):
+            stage.publish()
+    assert pending(str(path)) == ["j"]
+    if is_late:
+        monkeypatch.setattr(inbox, "is_published", lambda root, job: False)
+        monkeypatch.setattr("lodeq.repository.bulk.stage.was_published", lambda root, job: False)
+    synced = synced_until(monkeypatch, lambda folder: False)
+    assert not late.publish()
+    assert str(manifest.parent) in synced
+
+
+def test_folders_that_a_killed_stage_has_made_are_made_durable(path, monkeypatch):
+    with monkeypatch.context() as patch:
+        synced_until(patch, lambda folder: (path / "inbox").exists())
+        with pytest.raises(Killed):
+            lodeq.Stage(path, "j")
+    synced = synced_until(monkeypatch, lambda folder: False)
+    publish(path, TASKS)
+    whole = {path, path / "inbox", path / "inbox" / "staged", path / "inbox" / "staged" / "j"}
+    assert {str(one) for one in whole} <= set(synced)
+
+
 def test_where_there_are_no_links_it_is_renamed(path, monkeypatch):
     def link(*args):
         raise OSError(errno.EPERM, "Operation not permitted")
