@@ -22,6 +22,7 @@ from unittest.mock import patch
 from sim.bodies import BodyDisk, SimBodyFiles
 from sim.replica_journal import NodeJournal
 from sim.replica_keys import ReplicaKeys
+from sim.slices import Slices
 from support_replication import whole_pairs
 
 import lodeq
@@ -366,6 +367,10 @@ class ClusterWorld:
         self.judge = Judge()
         one = self.shards == 1
         self.keys = ReplicaKeys(seed, QUEUE, has_one_shard=one) if has_keys else None
+        self.slices = Slices(seed)
+        # Of all tenants; a limit of keys holds for each of them apart, so there is but one then.
+        self.has_tenants = self.slices.is_on and not has_keys
+        self.of_all = {"tenant": lodeq.ALL_TENANTS} if self.has_tenants else {}
         self.checkpoints: list[tuple[tuple[int, ...], Any, list[BodyDisk]]] = []
         self.faults = 0
         self.log: MemoryLog
@@ -391,10 +396,16 @@ class ClusterWorld:
         payload = draw.randbytes(draw.choice((10, 10, 300, 2000)))
         engine, process = node.engine, node.process
         labels = None if self.keys is None else self.keys.labels()
+        # A key is of one tenant.
+        tenant = self.slices.tenant() if self.has_tenants and key is None else ""
+        delay = self.slices.delay()
         try:
             receipt = await process.ask(
-                lambda: engine.queue(QUEUE, retention=86_400, max_attempts=1000).enqueue(
+                lambda: engine.queue(
+                    QUEUE, tenant=tenant, retention=86_400, max_attempts=1000
+                ).enqueue(
                     payload,
+                    delay=delay,
                     dedup_key=key,
                     dedup_window=86_400 if key else None,
                     labels=labels,
@@ -406,7 +417,7 @@ class ClusterWorld:
         except (*UNSURE, *REFUSED):
             return
         self.judge.enqueued(receipt, key, payload)
-        if self.keys is not None:
+        if delay or self.keys is not None:
             self.judge.ready.discard(receipt.id)  # its key may be full, for all that is known
 
     async def work(self) -> None:
@@ -419,7 +430,7 @@ class ClusterWorld:
         serial, moment = judge.claims, judge.moment
         try:
             leases = await process.ask(
-                lambda: engine.queue(QUEUE).claim(
+                lambda: engine.queue(QUEUE, **self.of_all).claim(
                     limit=draw.choice((1, 3)), lease=LEASE_S, exported=self.keys is not None
                 )
             )
@@ -542,6 +553,7 @@ class ClusterWorld:
             with (
                 patch.object(dedup_filter, "FILTER_BYTES", FILTER_BYTES),
                 patch("lodeq.replication.replicator.SESSION_LOOK_S", LOOK_S),
+                self.slices.turned(),
                 nullcontext() if self.keys is None else self.keys.turned(),
             ):
                 if self.keys is not None:
@@ -649,7 +661,9 @@ class ClusterWorld:
                 engine, process = node.engine, node.process
                 try:
                     moment = self.judge.moment
-                    leases = await process.ask(lambda e=engine: e.queue(QUEUE).claim(limit=64))
+                    leases = await process.ask(
+                        lambda e=engine: e.queue(QUEUE, **self.of_all).claim(limit=64)
+                    )
                     for lease in leases:
                         one = self.judge.claimed(lease, moment)
                         found += await self.call(process, one, "complete")
