@@ -27,7 +27,19 @@ from support_replication import whole_pairs
 
 import lodeq
 from lodeq.engine.records.compression import Compressor
-from lodeq.engine.records.keyspace import BODY_FILES, EVENTS, EVENTS_END
+from lodeq.engine.records.keyspace import (
+    ALL_TENANTS_MARK,
+    BODY_FILES,
+    EVENTS,
+    EVENTS_END,
+    PAUSE,
+    PAUSE_END,
+    QUEUE_SETTINGS,
+    QUEUE_SETTINGS_END,
+    decode_pause_key,
+    decode_queue_settings_key,
+)
+from lodeq.engine.records.queues.queue_settings import decode_queue_settings
 from lodeq.engine.records.rows import decode_files
 from lodeq.engine.runtime.ids import SeededRng, seeded
 from lodeq.engine.runtime.on_asyncio import AsyncioSpawner
@@ -490,6 +502,26 @@ class ClusterWorld:
         one.is_over = name != "heartbeat"
         return True
 
+    async def operate(self) -> None:
+        """Pause, resume or configure what has no tasks: who leads is all that it may depend on."""
+        draw = self.slices.draw
+        there = [node for node in self.nodes if node.is_open]
+        if not there:
+            return
+        node, most = draw.choice(there), draw.choice((None, 1, 2, 3))
+        engine, process, queue = node.engine, node.process, draw.choice(("x", "y"))
+        act = draw.choice(
+            (
+                engine.queue(queue).pause,
+                engine.queue(queue).resume,
+                lambda: engine.configure(queue, dead_max=most),
+            )
+        )
+        try:
+            await process.ask(act)
+        except (*UNSURE, *REFUSED):
+            pass
+
     async def often(self, one: Any, pause_s: float) -> None:
         while True:
             await one()
@@ -589,6 +621,7 @@ class ClusterWorld:
                 *[(self.produce, 0.3)] * 2,
                 *[(self.work, 0.3)] * 3,
                 (self.fault, 1.0 if self.is_contended else 3.0),
+                *[(self.operate, 0.5)] * self.slices.is_on,
             )
         ]
         await asyncio.wait(busy, timeout=draw.choice((10.0, 25.0)), return_when="FIRST_EXCEPTION")
@@ -724,6 +757,7 @@ class ClusterWorld:
                 raise RuleBrokenError(f"{node.name}: {report.findings[:3]}")
             if problems := node.process.look(node.replicator.problems):
                 raise RuleBrokenError(f"{node.name}: {problems}")
+            self.compare_memory(node)
         await self.compare_journals()
         self.check_log()
 
@@ -736,6 +770,24 @@ class ClusterWorld:
             pairs = dict(shard.store.scan(b"", b"\xff", 1 << 30))
             found.append(whole_pairs(pairs, shard.whole_record))
         return found
+
+    def compare_memory(self, node: SimNode) -> None:
+        """Pauses and settings hold in memory as the rows say, and no others do."""
+        state = node.engine._state
+        store = state.shards[0].store
+        paused = {decode_pause_key(key) for key, _ in store.scan(PAUSE, PAUSE_END, 1 << 20)}
+        holds = {
+            (queue, tenant)
+            for queue, one in state.queue_states.items()
+            for tenant in (*one.paused, *([ALL_TENANTS_MARK] * one.is_paused))
+        }
+        if paused != holds:
+            raise RuleBrokenError(f"{node.name}: paused are {holds}, and by rows {paused}")
+        rows = store.scan(QUEUE_SETTINGS, QUEUE_SETTINGS_END, 1 << 20)
+        settings = {decode_queue_settings_key(key): decode_queue_settings(raw) for key, raw in rows}
+        known = {queue: dict(rules.stored) for queue, rules in state.rules.items()}
+        if settings != known:
+            raise RuleBrokenError(f"{node.name}: set are {known}, and by rows {settings}")
 
     async def compare_journals(self) -> None:
         """All journals have the same events, by shard and commit."""

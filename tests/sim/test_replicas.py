@@ -141,6 +141,16 @@ SLICED_BUGS = [
             )
         ],
     ),
+    Bug(
+        "what a leader has set in vain holds on",
+        [
+            (
+                "repository/tasks/follower.py",
+                "    if shard.index == 0:  # where",
+                "    if shard.index < 0:  # where",
+            )
+        ],
+    ),
 ]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
