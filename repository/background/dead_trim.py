@@ -36,6 +36,7 @@ SLACK: Final = 64
 LOOK_S: Final = 1.0  # between two looks: with many tenants each counts all of them
 AGAIN_S: Final = 60.0  # where no task has died: dead letters may have been loaded
 Slices = Iterator[dict[Shard, Group]]
+_Led = tuple[tuple[int, int], ...]
 _log: Final = logging.getLogger("lodeq.engine")
 
 
@@ -58,14 +59,14 @@ class DeadTrim:
         self._sizes: dict[bytes, tuple[int, int]] = {}
         self._stuck: dict[bytes, int] = {}  # how many there were of which too many could not go
         # At the last look: deaths and who came back, changes of rules, shards led.
-        self._seen = (-1, -1, -1)
+        self._seen: tuple[int, int, _Led] = (-1, -1, ())
         self._next = self._again = float("-inf")
 
     def slices(self) -> Slices:
         """Drop what is too much."""
         state, now = self._state, self._state.clock.mono()
         come = state.totals.dead + state.laid_back
-        seen = come, state.rules_set, sum(one.coalescer.is_tended for one in state.hosted)
+        seen = come, state.rules_set, self._led()
         if now < (self._again if seen == self._seen else self._next):
             return
         self._seen, self._next, self._again = seen, now + LOOK_S, now + AGAIN_S
@@ -74,8 +75,24 @@ class DeadTrim:
             if queue_state is not None and (rules.dead_max, rules.dead_bytes) != (NOT_SET, NOT_SET):
                 yield from self._queue(queue_state, rules)
 
+    def _led(self) -> _Led:
+        """The shards that are led here, each with the first epoch of that."""
+        hosted = self._state.hosted
+        return tuple((one.index, one.first_epoch) for one in hosted if one.coalescer.is_tended)
+
+    def _still_leads(self, led: _Led) -> bool:
+        """Whether these are still the shards that are led; if not, all is to be counted anew."""
+        if self._led() == led:
+            return True
+        self._again = self._next
+        return False
+
     def _queue(self, queue_state: QueueState, rules: QueueRules) -> Slices:
-        queue = queue_state.queue
+        """Drop what a queue has too much.
+
+        Nothing more once a shard is lost or gained: what was counted says nothing of the others.
+        """
+        queue, led = queue_state.queue, self._led()
         total, found = 0, []
         for looked, tenant_queue in enumerate(list(queue_state.tenant_queues.values()), 1):
             for shard_queue in tenant_queue.shard_queues:
@@ -88,6 +105,8 @@ class DeadTrim:
                     found.append(shard_queue)
             if looked % TENANTS == 0:
                 yield {}
+                if not self._still_leads(led):
+                    return
         if not total or self._stuck.get(queue) == total:
             return
         if rules.dead_bytes != NOT_SET:
@@ -102,9 +121,11 @@ class DeadTrim:
                 heads.append(head)
             if nth % PAGE == PAGE - 1:
                 yield {}
+                if not self._still_leads(led):
+                    return
         heapify(heads)
         over, gone = total - most, 0
-        while heads and gone < over:
+        while heads and gone < over and self._still_leads(led):
             groups: dict[Shard, Group] = {}
             for _ in range(min(SLICE, over - gone)):
                 if not heads:
@@ -126,7 +147,7 @@ class DeadTrim:
                 extra={"event": "dead_letters_dropped", "queue": name, "n": gone},
             )
         self._stuck.pop(queue, None)
-        if gone < over:
+        if gone < over and self._still_leads(led):
             self._stuck[queue] = total - gone
 
     def _most(self, queue: bytes, rules: QueueRules) -> int:

@@ -56,6 +56,7 @@ class HistoryTrim:
         self._counted: dict[int, int] = {}  # results of a shard when its queues were counted last
         self._positions: dict[tuple[int, bytes], bytes] = {}  # by shard and queue; b"": any queue
         self._again_ms: dict[int, int] = {}  # of a shard: when a retention that was met is over
+        self._led: dict[int, int] = {}  # by shard: since which epoch all that is known of it holds
         self._begun_ms = 0
         self._rules_seen = -1
         self._is_off = True
@@ -63,7 +64,8 @@ class HistoryTrim:
         self._row_bytes: dict[bytes, int] = {}
 
     def forget(self, shard: Shard) -> None:
-        """The shard is not here any more; another store may come in its place."""
+        """The shard is not here, or not led here, any more: all of it may be another's by then."""
+        self._led.pop(shard.index, None)
         self._counted.pop(shard.index, None)
         self._again_ms.pop(shard.index, None)
         for at in [one for one in self._positions if one[0] == shard.index]:
@@ -89,8 +91,12 @@ class HistoryTrim:
         """
         state = self._state
         self._look_at_rules()
-        if self._is_off:
+        if self._is_off or not shard.coalescer.is_tended:
             return
+        led = shard.first_epoch
+        if self._led.get(shard.index) != led:
+            self.forget(shard)
+            self._led[shard.index] = led
         now_ms = state.clock.wall_us() // 1000
         if now_ms - self._begun_ms > AGAIN_MS or now_ms < self._begun_ms:
             self._begun_ms = now_ms
@@ -110,9 +116,14 @@ class HistoryTrim:
         wanted: dict[bytes, int] = {}
         for queue_state in list(state.queue_states.values()):
             yield from self._count(shard, queue_state, wanted)
-        if wanted:
-            yield from self._walk(shard, wanted, 0)
-            self._counted[shard.index] = shard.results
+            if not _is_led(shard, led):
+                break
+        else:
+            if wanted:
+                yield from self._walk(shard, wanted, 0)
+                self._counted[shard.index] = shard.results
+        if not _is_led(shard, led):  # lost meanwhile, or its session is: counted anew
+            self._counted.pop(shard.index, None)
 
     def _count(self, shard: Shard, queue_state: QueueState, wanted: dict[bytes, int]) -> Slices:
         """How many rows of a queue are too many here; 0: some are to be read, for their size."""
@@ -137,8 +148,8 @@ class HistoryTrim:
         default = shard.expiry_head
         at: bytes | None = min(self._positions.get((shard.index, name), default) for name in names)
         run = _Walk(self._state, shard, self._row_bytes, wanted, any_queue)
-        last = b""
-        while at is not None and not run.is_over and shard.coalescer.is_tended:
+        last, led = b"", shard.first_epoch
+        while at is not None and not run.is_over and _is_led(shard, led):
             rows, resume = shard.overlay.scan_readable(
                 max(at, shard.expiry_head), EXPIRY_END, SCANNED
             )
@@ -155,13 +166,18 @@ class HistoryTrim:
                 at = last if run.has_dropped else last + b"\0"
             if len(group.ops) > queued or rows:
                 yield {shard: group}
-        if self._state.shards[shard.index] is not shard:  # it was let go meanwhile
+        if not _is_led(shard, led):  # the rest is another's; it may have been let go
             return
         if run.until_ms < NEVER_MS:
             self._again_ms[shard.index] = max(run.until_ms, run.now_ms + MET_MS)
         for name in names:
             if last:
                 self._positions[shard.index, name] = last
+
+
+def _is_led(shard: Shard, led: int) -> bool:
+    """Whether the shard is led here, and has been since a walk began under this first epoch."""
+    return shard.coalescer.is_tended and shard.first_epoch == led
 
 
 class _Walk:

@@ -61,7 +61,6 @@ from ...errors import (
 )
 from ..model.values import Limits
 from ..state import engine_log
-from ..state.pages import counter_slices
 from ..state.turns import in_slices
 from ..tasks.follower import drop_counts, note_rows, reload_counts
 from .state_rebuild import Noted, deadline_slices, lease_slices, note_leases
@@ -310,8 +309,9 @@ class Leadership:
         coalescer.check_election(election)
         await self._write_dedup_secret(coalescer, shard, election)
         drop_counts(self._state, shard)
+        # With what follows a loss: it led until just now, maybe, and that is not done yet.
         await in_slices(
-            self._state, _while_elected(coalescer, election, counter_slices(self._state, shard))
+            self._state, _while_elected(coalescer, election, reload_counts(self._state, shard))
         )
         self._state.queue_limits.gain(shard.index)
         shard.next_epoch = shard.first_epoch = (incarnation << 40) + 1

@@ -97,11 +97,22 @@ def _slices_of_parts(shard: Shard, workflow: bytes) -> Iterator[list[PartRecord]
         yield [part for part in parts if part is not None]
 
 
+def _has_flag(shard: Shard, workflow: bytes, flag: int) -> bool:
+    """Whether the act that has set it is still the last one."""
+    record = join_of(shard, workflow)
+    return record is not None and record.flags & flag != 0
+
+
 def _cancel_slices(
     state: EngineState, shard: Shard, workflow: bytes
 ) -> Iterator[tuple[Group, int]]:
-    """Cancel what is left of a cancelled workflow; an atomic section a step."""
+    """Cancel what is left of a cancelled workflow; an atomic section a step.
+
+    A redrive that comes meanwhile ends it: its members, and its callback, are to run.
+    """
     for parts in _slices_of_parts(shard, workflow):
+        if not _has_flag(shard, workflow, CANCELLED_FLAG):
+            return
         sources = [part.source for part in parts if not part.status]
         if sources:
             group = shard.coalescer.begin(len(sources) * 256)
@@ -109,7 +120,7 @@ def _cancel_slices(
                 _cancel_one(state, shard, group, source)
             yield group, len(sources)
     record = join_of(shard, workflow)
-    if record is None:
+    if record is None or not record.flags & CANCELLED_FLAG:
         return
     group = shard.coalescer.begin()
     with group:
@@ -254,8 +265,13 @@ def _make_callback(
 def _redrive_slices(
     state: EngineState, shard: Shard, workflow: bytes
 ) -> Iterator[tuple[Group, int]]:
-    """Redrive what is dead in a workflow that is being redriven; an atomic section a step."""
+    """Redrive what is dead in a workflow that is being redriven; an atomic section a step.
+
+    A cancel that comes meanwhile ends it.
+    """
     for parts in _slices_of_parts(shard, workflow):
+        if not _has_flag(shard, workflow, REDRIVING):
+            return
         dead = [part.source for part in parts if part.status == Status.DEAD]
         if dead:
             group = shard.coalescer.begin(len(dead) * 512)

@@ -115,9 +115,9 @@ class OtherLeaders:
         asks = list(islice(joins.asks_elsewhere.get(home, {}).items(), SLICE))
         ends = list(islice(joins.ends_elsewhere.get(home, {}).items(), SLICE))
         if home.coalescer.is_tended:  # it has come here: rows and joins are all there is to it
-            joins.asks_elsewhere.pop(home, None)
+            waiting = joins.asks_elsewhere.pop(home, {})  # more than one slice, maybe
             joins.ends_elsewhere.pop(home, None)
-            for shard in {shard for _, (shard, _) in asks}:
+            for shard in {shard for shard, _ in waiting.values()}:
                 joins.ask_again(shard)
             return False
         for sender in {sender for _, (sender, _, _) in ends if sender.coalescer.is_tended}:

@@ -281,7 +281,7 @@ def _held(h: Inference, call: Call, delivered: Sequence[Any]) -> None:
             continue  # its lease was over before this answer could be given
         if epoch <= task.epoch:
             raise h.fail(task, 5, f"epoch {epoch} after {task.epoch}")
-        task.epoch, task.granted_at = epoch, h.at
+        task.epoch, task.granted_at, task.held_at = epoch, h.at, h.at
         new = (held(attempt, epoch, flags),)
         h.narrow(
             task,
@@ -346,7 +346,7 @@ def _cancelled(h: Inference, call: Call, was_there: bool) -> None:
     for task in call.tasks:
         if was_there:
             h.succeed(call, task, ("cancel", 0))
-        else:
+        elif task.held_at < call.at:  # else it was dead when the call looked, maybe
             h.narrow(
                 task, lambda s: () if s[0] in CANCELLABLE else (s,), 1, "cancel did not find it"
             )

@@ -145,6 +145,7 @@ class TaskModel:
         "first",
         "follower",
         "granted_at",
+        "held_at",
         "id",
         "is_alone",
         "is_doubtful",
@@ -201,6 +202,7 @@ class TaskModel:
         self.completes = 0  # calls that would complete it
         self.first = (0, 0)  # its first delivery: when that claim was invoked, and answered
         self.follower: TaskModel | None = None  # the next of its call, queue and priority
+        self.held_at = 0  # when it was delivered as a dead letter, last
         self.is_redriven = False
         self.redriven_at = 0  # when somebody was about to, last
         self.is_doubtful = False  # a power cut may have brought it back

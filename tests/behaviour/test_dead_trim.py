@@ -4,8 +4,11 @@ import logging
 
 import pytest
 from support_behaviour import in_memory, sound
+from support_replication import Cluster
 
 from lodeq import NewTask, TaskFilter
+from lodeq.repository.background import dead_trim
+from lodeq.repository.background.dead_trim import DeadTrim
 
 pytestmark = pytest.mark.anyio
 
@@ -116,4 +119,47 @@ async def test_its_dedup_key_is_free_and_a_redrive_takes_it_out_of_the_count(clo
         await passes(clock)
         assert await left(engine) == [2, 3]
         assert not (await mail.enqueue(b"x", dedup_key="k1")).duplicate
+        await sound(engine)
+
+
+@pytest.mark.parametrize("step", range(5))
+async def test_a_shard_that_is_lost_meanwhile_is_trimmed_once_it_is_back(clock, monkeypatch, step):
+    """Whatever was found of it by then: nothing that could not go makes its queue a stuck one."""
+    monkeypatch.setattr(dead_trim, "SLICE", 4)
+    cluster = Cluster()
+    async with cluster.open("a", clock=clock, reaper=False) as engine:
+        await cluster.elect("a")
+        await kill(engine, clock, range(30))
+        await engine.configure("mail", dead_max=10)
+        trim = DeadTrim(engine._state)
+        for n, groups in enumerate(trim.slices()):
+            for future in [shard.coalescer.wait(group) for shard, group in groups.items()]:
+                await future
+            if n == step:
+                cluster.nodes["a"].replica.follow(0)
+        await cluster.elect("a")
+        await passes(clock)
+        for groups in trim.slices():
+            for future in [shard.coalescer.wait(group) for shard, group in groups.items()]:
+                await future
+        assert await left(engine) == [*range(20, 30)]
+        assert (await engine.health()).ok
+        await sound(engine)
+
+
+async def test_what_a_lost_shard_has_too_much_is_not_taken_from_another(clock, monkeypatch):
+    monkeypatch.setattr(dead_trim, "SLICE", 4)
+    cluster = Cluster()
+    async with cluster.open("a", clock=clock, shards=2, reaper=False) as engine:
+        for shard in (0, 1):
+            await cluster.elect("a", shard)
+        await kill(engine, clock, range(60))
+        await engine.configure("mail", dead_max=20)
+        for n, groups in enumerate(DeadTrim(engine._state).slices()):
+            for future in [shard.coalescer.wait(group) for shard, group in groups.items()]:
+                await future
+            if n == 1:
+                cluster.nodes["a"].replica.follow(1)
+        await cluster.elect("a", 1)
+        assert len(await left(engine)) == 52
         await sound(engine)

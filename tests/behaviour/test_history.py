@@ -1,8 +1,9 @@
 """The life of what is known of ended tasks: values go with the retention, rows with the history."""
 
 import pytest
-from support_behaviour import StillClock
+from support_behaviour import StillClock, settle
 from support_live import copy_live
+from support_replication import Cluster
 
 import lodeq
 import lodeq.testing
@@ -10,6 +11,9 @@ from lodeq.engine.records.attempts import decode_attempts
 from lodeq.engine.records.keyspace import ATTEMPTS, EXPIRY, EXPIRY_END, RESULT, RESULT_END
 from lodeq.engine.records.result import HAS_VALUE, decode_result
 from lodeq.engine.records.rows import decode_expiry
+from lodeq.engine.runtime.ids import slot_of
+from lodeq.repository.background import history_trim
+from lodeq.repository.background.history_trim import HistoryTrim
 
 pytestmark = pytest.mark.anyio
 DAY = 86_400.0
@@ -250,6 +254,57 @@ async def test_results_in_their_retention_are_never_trimmed(engine, clock):
     await run(queue)
     await passes(clock, 5)
     assert (await queue.stats()).results <= 3
+
+
+async def trimmed(engine, trim, then=lambda step: None):
+    """One pass of a trim, each step committed before the next."""
+    for step, groups in enumerate(trim.slices(engine._state.shards[1], 0)):
+        for future in [shard.coalescer.wait(group) for shard, group in groups.items()]:
+            await future
+        then(step)
+
+
+@pytest.mark.parametrize("is_again_at_once", [True, False])
+@pytest.mark.parametrize("step", range(-1, 5))
+async def test_a_shard_that_is_lost_meanwhile_is_trimmed_by_whoever_leads_it_next(
+    clock, monkeypatch, step, is_again_at_once
+):
+    """What was found of it while it was lost, or led before, says nothing of its history now."""
+    monkeypatch.setattr(history_trim, "SLICE", 4)
+    cluster = Cluster()
+    async with (
+        cluster.open("a", clock=clock, shards=2, reaper=False) as a,
+        cluster.open("b", clock=clock, shards=2, reaper=False) as b,
+    ):
+        await cluster.elect("a", 0)
+        await cluster.elect("a", 1)
+        queue = a.queue("mail", retention=1)
+        keys = (f"k{n}" for n in range(999) if slot_of(b"k%d" % n) >= 1 << 11)
+        for _ in range(40):
+            await queue.enqueue(b"x", shard_key=next(keys))
+            await (await queue.claim_one()).complete()
+            await clock.advance(1)
+        await a.configure("mail", history_rows=10)
+        await clock.advance(2)
+        trims = [HistoryTrim(a._state), HistoryTrim(b._state)]
+
+        def lose(at):
+            if at == step:
+                cluster.nodes["a"].replica.follow(1)
+
+        lose(-1)
+
+        await trimmed(a, trims[0], lose)
+        await settle()  # it counts what it follows
+        await trimmed(a, trims[0])
+        await trimmed(b, trims[1])  # it follows, too
+        following = "a" if is_again_at_once else "b"
+        await cluster.elect(following, 1)
+        for engine, trim in zip((a, b), trims, strict=True):
+            await trimmed(engine, trim)
+        leader = a if is_again_at_once else b
+        assert len(rows(leader)) == 5  # its half of them
+        await is_sound(leader)
 
 
 async def test_bytes_bound_the_history_too(engine, clock):

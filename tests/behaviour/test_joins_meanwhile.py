@@ -10,7 +10,7 @@ from lodeq.engine.records.workflow import JOIN, JOIN_END
 from lodeq.engine.runtime.ids import slot_of
 from lodeq.errors import CorruptionError
 from lodeq.repository.background.reaper import Reaper
-from lodeq.repository.workflows import joins
+from lodeq.repository.workflows import acts, joins
 
 pytestmark = pytest.mark.anyio
 
@@ -217,3 +217,55 @@ async def test_a_steady_stream_of_ends_does_not_keep_the_reaper():
             steps += 1
             assert steps < 99
         assert flows.has_more
+
+
+async def workflow_of(engine, members, dead, *, on_failure="run"):
+    """A sealed one; the first ``dead`` of its members are dead letters."""
+    flow = await engine.workflow(NewTask(b"end", queue="ends"), on_failure=on_failure)
+    await flow.add([NewTask(n, queue="parts", max_attempts=1) for n in range(members)])
+    await flow.seal()
+    for lease in await engine.queue("parts").claim(limit=dead):
+        await lease.bury("no")
+    return flow
+
+
+@pytest.mark.parametrize("begun", [1, 2, 5, 11])
+async def test_a_redrive_while_its_workflow_is_being_cancelled_counts(begun, monkeypatch):
+    """The rest of the cancel does not end what is redriven, nor the callback that waits for it."""
+    monkeypatch.setattr(acts, "SLICE", 1)
+    async with lodeq.testing.open(reaper=False) as engine:
+        flow = await workflow_of(engine, 12, 6)
+        cancelled = asyncio.ensure_future(flow.cancel())
+        await turns(begun)
+        assert not cancelled.done()
+        assert await flow.redrive() == 6
+        count = await cancelled
+        info = await flow.info()
+        assert (info.state, info.callback_state) == ("running", "waiting")
+        left = await engine.queue("parts").claim(limit=12)
+        assert len(left) == 12 - count
+        for lease in left:
+            await lease.complete()
+        assert len(await engine.queue("ends").claim()) == 1
+        assert (await engine.verify()).ok
+
+
+async def test_a_redrive_that_is_overtaken_by_a_cancel_goes_no_further(monkeypatch):
+    """A reaper goes on with it where a process has left it, a step at a time."""
+    monkeypatch.setattr(acts, "SLICE", 1)
+    async with lodeq.testing.open(reaper=False) as engine:
+        flow = await workflow_of(engine, 12, 12, on_failure="wait")
+        redriven = asyncio.ensure_future(flow.redrive())
+        await turns(4)
+        redriven.cancel()
+        await asyncio.gather(redriven, return_exceptions=True)
+        state = engine._state
+        steps = acts.resume(state, state.shards[0], flow.id)
+        next(steps)
+        await flow.cancel()
+        for _ in steps:
+            await turns(2)
+        assert (await engine.queue("parts").stats()).ready == 0
+        info = await flow.info()
+        assert (info.state, info.callback_state) == ("cancelled", "cancelled")
+        assert (await engine.verify()).ok

@@ -565,3 +565,40 @@ async def test_a_task_whose_dependencies_take_too_long_is_refused(clock):
             await waiting
         waits = await a.enqueue_after(task, [own, far])
         assert (await a.get(waits)).state == "ready"
+
+
+async def test_all_that_was_to_be_asked_elsewhere_is_asked_here_once_that_shard_is_here(
+    clock, monkeypatch
+):
+    """Of several shards' joins, and more than is told at once."""
+    monkeypatch.setattr(other_leaders, "SLICE", 1)
+    cluster, calls = Cluster(), Calls()
+    options = {"clock": clock, "shards": 3, "reaper": False}
+    async with cluster.open("a", **options) as a, cluster.open("b", **options) as b:
+        for name, engine in zip("ab", (a, b), strict=True):
+            calls.engines[name] = engine
+            view_of(engine).reach_leaders(calls)
+        for shard in range(3):
+            await cluster.elect("a", shard)
+        names = [f"k{n}" for n in range(99)]
+        homes = {key: a._state.shard_of_slot(slot_of(key.encode())).index for key in names}
+        for shard in (0, 1):
+            key, there = (next(k for k in names if homes[k] == at) for at in (shard, 2))
+            source = (await a.queue("parts").enqueue(b"p", shard_key=there)).id
+            await a.enqueue_after(NewTask(b"late", "joins", shard_key=key), [source])
+        calls.gone.add("a")
+        for shard in (0, 1):
+            await cluster.elect("b", shard)
+        await reaped(b)
+        flows, shards = b._state.flows, b._state.shards
+        assert len(flows.asks_elsewhere[shards[2]]) == 2
+        assert not flows._asks
+        await cluster.elect("b", 2)
+        flows.tell()
+        await settle()
+        assert {shards[0], shards[1]} <= flows._asks.keys()
+        await reaped(b)
+        await complete_all(b)
+        await reaped(b)
+        assert len(await b.queue("joins").claim(limit=4)) == 2
+        await sound(b)

@@ -1067,3 +1067,34 @@ async def test_records_that_were_read_ahead_go_with_the_leadership(pair):
     for queue in queues:
         await queue.claim()
         assert state.held_bytes == held(a)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 40])
+async def test_what_a_leader_has_set_in_vain_holds_no_more_when_it_leads_again(pair, turns):
+    """However soon that is: what a follower looks through once more may not be done by then."""
+    cluster, a, b = pair
+    await a.configure("kept", dead_max=7)
+    await a.queue("mail").enqueue(b"x")
+    await a.queue("mail", tenant="acme").enqueue(b"x")
+    cluster.is_held = True
+    calls = [
+        outcome(a.queue("mail").pause()),
+        outcome(a.queue("audit", tenant="acme").pause()),
+        outcome(a.configure("mail", concurrency=1)),
+        outcome(a.configure("kept", dead_max=1)),
+    ]
+    asked = [asyncio.ensure_future(call) for call in calls]
+    await settle()
+    assert (await a.queue("mail").stats()).is_paused
+    cluster.drop(NotLeaderError("not the leader"))
+    cluster.is_held = False
+    await settle(turns)
+    await cluster.elect("a")
+    assert {type(await one) for one in asked} == {NotLeaderError}
+    assert not (await a.queue("mail").stats()).is_paused
+    assert not (await a.queue("audit", tenant="acme").stats()).is_paused
+    assert await a.settings("mail") == await b.settings("mail")
+    assert await a.settings("kept") == await b.settings("kept")
+    assert len(await a.queue("mail").claim(limit=2)) == 1
+    assert len(await a.queue("mail", tenant="acme").claim(limit=2)) == 1
+    await same(a, b)

@@ -12,6 +12,8 @@ import asyncio
 import random
 from typing import Any
 
+from sim.slices import Slices
+
 import lodeq
 from lodeq import NewTask
 from lodeq.engine.records.keyspace import TASK
@@ -39,6 +41,7 @@ class AfterWorld:
     """Runs one seed."""
 
     def __init__(self, seed: int) -> None:
+        self.slices = Slices(seed)  # with draws of their own
         self.draw = draw = random.Random(f"{seed} after")
         self.durability = draw.choice(("nosync", "fsync"))
         self.lives = draw.choice((1, 2, 3))
@@ -174,6 +177,13 @@ class AfterWorld:
 
     def run(self) -> None:
         """All of it. Raises what is wrong."""
+        with self.slices.turned():
+            self.live_all()
+        if self.sim.complaints:
+            raise AssertionError(self.sim.complaints[:5])
+
+    def live_all(self) -> None:
+        """All lives, and the last one, in which everything ends."""
         for _ in range(self.lives):
             self.live()
 
@@ -204,5 +214,3 @@ class AfterWorld:
                 raise AssertionError(anomalies)
 
         self.sim.live(last, **self.options)
-        if self.sim.complaints:
-            raise AssertionError(self.sim.complaints[:5])

@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
+from sim.slices import Slices
+
 import lodeq
 from lodeq import NewTask
 from lodeq.repository.workflows import acts, joins
@@ -47,6 +49,7 @@ class FlowWorld:
     """
 
     def __init__(self, seed: int, *, lives: int | None = None) -> None:
+        self.slices = Slices(seed)  # with draws of their own
         self.draw = draw = random.Random(f"{seed} world")
         self.durability = draw.choice(("nosync", "fsync"))
         self.has_power = draw.random() < 0.5
@@ -302,6 +305,7 @@ class FlowWorld:
     def run(self) -> None:
         """All of it. Raises what is wrong."""
         with ExitStack() as stack:
+            stack.enter_context(self.slices.turned())
             if self.draw.random() < 0.5:
                 for module in (joins, acts):
                     stack.enter_context(patch.object(module, "SLICE", self.draw.choice((1, 2))))

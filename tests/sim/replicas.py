@@ -24,11 +24,24 @@ from sim.replica_journal import NodeJournal
 from sim.replica_keys import ReplicaKeys
 from sim.replica_variety import Variety
 from sim.rules import RuleBrokenError
+from sim.slices import Slices
 from support_replication import whole_pairs
 
 import lodeq
 from lodeq.engine.records.compression import Compressor
-from lodeq.engine.records.keyspace import BODY_FILES, EVENTS, EVENTS_END
+from lodeq.engine.records.keyspace import (
+    ALL_TENANTS_MARK,
+    BODY_FILES,
+    EVENTS,
+    EVENTS_END,
+    PAUSE,
+    PAUSE_END,
+    QUEUE_SETTINGS,
+    QUEUE_SETTINGS_END,
+    decode_pause_key,
+    decode_queue_settings_key,
+)
+from lodeq.engine.records.queues.queue_settings import decode_queue_settings
 from lodeq.engine.records.rows import decode_files
 from lodeq.engine.runtime.ids import SeededRng, seeded
 from lodeq.engine.runtime.on_asyncio import AsyncioSpawner
@@ -368,6 +381,10 @@ class ClusterWorld:
         self.keys = ReplicaKeys(seed, QUEUE, has_one_shard=one) if has_keys else None
         is_various = random.Random(f"{seed} is various").random() < 0.5
         self.variety = Variety(seed) if is_various else None
+        self.slices = Slices(seed)
+        # Of all tenants; a limit of keys holds for each of them apart, so there is but one then.
+        self.has_tenants = self.slices.is_on and not has_keys
+        self.of_all = {"tenant": lodeq.ALL_TENANTS} if self.has_tenants else {}
         self.checkpoints: list[tuple[tuple[int, ...], Any, list[BodyDisk]]] = []
         self.faults = 0
         self.log: MemoryLog
@@ -393,10 +410,16 @@ class ClusterWorld:
         payload = draw.randbytes(draw.choice((10, 10, 300, 2000)))
         engine, process = node.engine, node.process
         labels = None if self.keys is None else self.keys.labels()
-        options = {} if self.variety is None else self.variety.enqueue_options()
+        # A key is of one tenant.
+        tenant = self.slices.tenant() if self.has_tenants and key is None else ""
+        options = {"delay": self.slices.delay()}
+        if self.variety is not None:
+            options |= self.variety.enqueue_options()
         try:
             receipt = await process.ask(
-                lambda: engine.queue(QUEUE, retention=86_400, max_attempts=1000).enqueue(
+                lambda: engine.queue(
+                    QUEUE, tenant=tenant, retention=86_400, max_attempts=1000
+                ).enqueue(
                     payload,
                     dedup_key=key,
                     dedup_window=86_400 if key else None,
@@ -410,7 +433,7 @@ class ClusterWorld:
         except (*UNSURE, *REFUSED):
             return
         self.judge.enqueued(receipt, key, payload)
-        if self.keys is not None or "delay" in options:
+        if options["delay"] or self.keys is not None:
             self.judge.ready.discard(receipt.id)  # its key may be full, for all that is known
 
     async def work(self) -> None:
@@ -423,7 +446,7 @@ class ClusterWorld:
         serial, moment = judge.claims, judge.moment
         try:
             leases = await process.ask(
-                lambda: engine.queue(QUEUE).claim(
+                lambda: engine.queue(QUEUE, **self.of_all).claim(
                     limit=draw.choice((1, 3)), lease=LEASE_S, exported=self.keys is not None
                 )
             )
@@ -512,6 +535,26 @@ class ClusterWorld:
         one.is_over = name != "heartbeat"
         return True
 
+    async def operate(self) -> None:
+        """Pause, resume or configure what has no tasks: who leads is all that it may depend on."""
+        draw = self.slices.draw
+        there = [node for node in self.nodes if node.is_open]
+        if not there:
+            return
+        node, most = draw.choice(there), draw.choice((None, 1, 2, 3))
+        engine, process, queue = node.engine, node.process, draw.choice(("x", "y"))
+        act = draw.choice(
+            (
+                engine.queue(queue).pause,
+                engine.queue(queue).resume,
+                lambda: engine.configure(queue, dead_max=most),
+            )
+        )
+        try:
+            await process.ask(act)
+        except (*UNSURE, *REFUSED):
+            pass
+
     async def often(self, one: Any, pause_s: float) -> None:
         while True:
             await one()
@@ -575,6 +618,7 @@ class ClusterWorld:
             with (
                 patch.object(dedup_filter, "FILTER_BYTES", FILTER_BYTES),
                 patch("lodeq.replication.replicator.SESSION_LOOK_S", LOOK_S),
+                self.slices.turned(),
                 nullcontext() if self.keys is None else self.keys.turned(),
             ):
                 if self.keys is not None:
@@ -611,6 +655,7 @@ class ClusterWorld:
                 *[(self.work, 0.3)] * 3,
                 (self.fault, 1.0 if self.is_contended else 3.0),
                 *([(self.various, 0.8)] if self.variety is not None else []),
+                *[(self.operate, 0.5)] * self.slices.is_on,
             )
         ]
         await asyncio.wait(busy, timeout=draw.choice((10.0, 25.0)), return_when="FIRST_EXCEPTION")
@@ -685,7 +730,9 @@ class ClusterWorld:
                 engine, process = node.engine, node.process
                 try:
                     moment = self.judge.moment
-                    leases = await process.ask(lambda e=engine: e.queue(QUEUE).claim(limit=64))
+                    leases = await process.ask(
+                        lambda e=engine: e.queue(QUEUE, **self.of_all).claim(limit=64)
+                    )
                     for lease in leases:
                         one = self.claimed(lease, moment)
                         found += await self.call(process, one, "complete")
@@ -750,6 +797,7 @@ class ClusterWorld:
                 raise RuleBrokenError(f"{node.name}: {report.findings[:3]}")
             if problems := node.process.look(node.replicator.problems):
                 raise RuleBrokenError(f"{node.name}: {problems}")
+            self.compare_memory(node)
         await self.compare_journals()
         self.check_log()
 
@@ -762,6 +810,24 @@ class ClusterWorld:
             pairs = dict(shard.store.scan(b"", b"\xff", 1 << 30))
             found.append(whole_pairs(pairs, shard.whole_record))
         return found
+
+    def compare_memory(self, node: SimNode) -> None:
+        """Pauses and settings hold in memory as the rows say, and no others do."""
+        state = node.engine._state
+        store = state.shards[0].store
+        paused = {decode_pause_key(key) for key, _ in store.scan(PAUSE, PAUSE_END, 1 << 20)}
+        holds = {
+            (queue, tenant)
+            for queue, one in state.queue_states.items()
+            for tenant in (*one.paused, *([ALL_TENANTS_MARK] * one.is_paused))
+        }
+        if paused != holds:
+            raise RuleBrokenError(f"{node.name}: paused are {holds}, and by rows {paused}")
+        rows = store.scan(QUEUE_SETTINGS, QUEUE_SETTINGS_END, 1 << 20)
+        settings = {decode_queue_settings_key(key): decode_queue_settings(raw) for key, raw in rows}
+        known = {queue: dict(rules.stored) for queue, rules in state.rules.items()}
+        if settings != known:
+            raise RuleBrokenError(f"{node.name}: set are {known}, and by rows {settings}")
 
     async def compare_journals(self) -> None:
         """All journals have the same events, by shard and commit."""

@@ -10,6 +10,7 @@ BUGS_MIN = 12
 OF_OTHERS = [
     *(*test_after.BUGS, *test_flows.BUGS),
     *(*test_replicas.BUGS, *test_replicas.CONTENDED_BUGS, *test_replicas.KEY_BUGS),
+    *test_replicas.SLICED_BUGS,
 ]
 
 

@@ -150,6 +150,29 @@ KEY_BUGS = [
     ),
 ]
 
+SLICED_BUGS = [
+    Bug(
+        "what the reaper meets of a shard that is being gained is forgotten",
+        [
+            (
+                "repository/background/reaper.py",
+                "                    and shard.coalescer.failure is None  # elected:",
+                "                    and shard.coalescer.takes_writes  # elected:",
+            )
+        ],
+    ),
+    Bug(
+        "what a leader has set in vain holds on",
+        [
+            (
+                "repository/tasks/follower.py",
+                "    if shard.index == 0:  # where",
+                "    if shard.index < 0:  # where",
+            )
+        ],
+    ),
+]
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -188,7 +211,10 @@ from sim.replicas import ClusterWorld, RuleBrokenError
 for seed in range(int(sys.argv[1])):
     try:
         kind = sys.argv[2]
-        ClusterWorld(seed, is_contended=kind == "contended", has_keys=kind == "keys").run()
+        is_contended = None if kind == "sliced" else kind == "contended"
+        world = ClusterWorld(seed, is_contended=is_contended, has_keys=kind == "keys")
+        if world.slices.is_on or kind != "sliced":
+            world.run()
     except RuleBrokenError as error:  # anything else is no find
         print("seed", seed, str(error)[:200])
         break
@@ -212,6 +238,11 @@ def test_a_planted_bug_is_found_where_leaders_change_all_the_time(bug, tmp_path)
 @pytest.mark.parametrize("bug", KEY_BUGS, ids=named)
 def test_a_planted_bug_is_found_where_keys_have_a_limit(bug, tmp_path):
     assert_found(bug, tmp_path, 200, "keys")
+
+
+@pytest.mark.parametrize("bug", SLICED_BUGS, ids=named)
+def test_a_planted_bug_is_found_where_work_yields(bug, tmp_path):
+    assert_found(bug, tmp_path, 2000, "sliced")
 
 
 def assert_found(bug, tmp_path, seeds: int, kind: str) -> None:

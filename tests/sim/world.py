@@ -19,6 +19,7 @@ from sim.actors import TENANT_QUEUES, Actors
 from sim.journal import SimJournal
 from sim.keys import SimKeys
 from sim.knobs import turned
+from sim.slices import Slices
 
 import lodeq
 from lodeq.testing import BrokenError, History, Recorder
@@ -85,6 +86,7 @@ class World:
         self.history_s = self.kept.choice(HISTORY_S) if self.kept is not None else 0
         # Of its own: a world without limits draws what it always drew.
         self.limits = random.Random(f"{seed} limits") if has_limits else None
+        self.slices = Slices(seed)  # likewise
         self.draw = random.Random(f"{seed} world")
         self.profile = Profile.of(self.draw)
         self.records: list[list] = []
@@ -248,7 +250,8 @@ class World:
         """All of it. Raises what is wrong."""
         hears = nullcontext() if self.journal is None else self.journal.overhear()
         keys = nullcontext() if self.keys is None else self.keys.turned()
-        with hears, keys, turned(self.draw, self.profile.knobs) as self.knobs:
+        slices = self.slices.turned()
+        with hears, slices, keys, turned(self.draw, self.profile.knobs) as self.knobs:
             for _ in range(self.profile.lives):
                 self.live()
             self.drain()

@@ -106,6 +106,7 @@ REDRIVEN_MEANWHILE = [
     timed(got(3, (1, A, 1, 6)), 4),
     timed(on(4, "redrive_lease", epoch=6), 4),
 ]
+CLAIM_DEAD = ["i", 5, "claim_dead", {"queue": "q", "tenant": "", "limit": 1, "lease_us": 90 * S}]
 # A (9) and B (5), then C (9), which B's claim must not pass over.
 RANKED = [*ONE, enqueue(2, new(2, priority=9)), got(2, receipt(B))]
 
@@ -201,6 +202,11 @@ KEPT = {
     "expired between the kill and the open": [
         *[timed(r, 1) for r in (enqueue(1, new(1, ttl_us=5 * S, attempts=1)), *HELD[1:])], KILL,
         timed(found(results=[[A, "expired", 1]]), 9)],
+    "dead when a cancel looked that is answered after a claim of dead letters": [
+        *[timed(one, 1) for one in HELD], timed(on(3, "bury"), 1),
+        timed(["i", 4, "cancel", {"id": A}], 1), timed(CLAIM_DEAD, 1), timed(ok(3), 1),
+        timed(got(5, (1, A, 1, 6)), 1), timed(on(6, "redrive_lease", epoch=6), 1),
+        timed(ok(4, False), 1)],
     "expired, or cancelled by a call that answers last": [
         timed(BRIEF, 1), timed(got(1, receipt(A)), 1), timed(["i", 2, "cancel", {"id": A}], 7),
         timed(["i", 3, "cancel", {"id": A}], 7), timed(ok(3, False), 7), timed(ok(2, True), 7)],
