@@ -501,6 +501,7 @@ class ShardReplica:
 
     async def check_lead(self) -> None:
         """Give the shard up if the engine cannot serve it any more: its disk has failed."""
+        changes = self.changes
         try:
             await self.node.replica.lead(self.shard)
         except (StorageError, CorruptionError, InvariantError) as error:
@@ -508,7 +509,8 @@ class ShardReplica:
             self.problem = f"shard {self.shard}: it cannot be led from here: {error}"
             self.lose()
         except (NotLeaderError, CommitUnknownError):
-            self.lose()
+            if self.changes == changes:  # else another term has begun meanwhile
+                self.lose()
 
     def check_store(self) -> None:
         """Give the shard up while its store takes nothing of what the log has: its disk is full."""
