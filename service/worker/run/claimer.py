@@ -113,6 +113,10 @@ class Claimer:
                 continue
             try:
                 leases = await self._claim(free)
+                if self._is_stopping:
+                    await give_back(leases)
+                elif leases:
+                    await self._begin(leases)
             except FATAL:
                 raise
             except (LodeqError, OSError) as error:
@@ -126,10 +130,18 @@ class Claimer:
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
                 continue
             pause_s = PAUSE_S
-            if self._is_stopping:
-                await give_back(leases)
-            elif leases:
-                self._start(self, leases)
+
+    async def _begin(self, leases: list[Lease]) -> None:
+        """Start their runs.
+
+        Raises:
+            LodeqError: nothing can keep them alive; they are given back.
+        """
+        try:
+            self._start(self, leases)
+        except LodeqError:
+            await give_back(leases)
+            raise
 
     async def _claim(self, limit: int) -> list[Lease]:
         self._skipped = skip = self.gate.full_tenants

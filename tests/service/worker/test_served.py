@@ -105,6 +105,51 @@ async def test_new_leases_all_the_time_do_not_put_the_beat_off() -> None:
     keeper._thread.join(30)
 
 
+@on_loop
+async def test_a_thread_that_cannot_be_started_holds_nothing(monkeypatch) -> None:
+    wire = Wire()
+    keeper = ThreadKeepalive(wire, current_spawner(), lambda lease: None)
+    with monkeypatch.context() as patch:
+
+        def start(_):
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(lodeq.StorageError, match="no thread"):
+            keeper.hold([Lease(0.03)])
+    kept = Lease(0.03)
+    keeper.hold([kept])
+    assert wire.beaten.wait(30)
+    assert all(beat == {kept} for beat in wire.beats)
+    keeper.close()
+    keeper._thread.join(30)
+
+
+@on_loop
+async def test_a_worker_that_cannot_keep_leases_alive_gives_them_back(monkeypatch) -> None:
+    app, refused = App(), []
+
+    @app.task("one")
+    async def one() -> int:
+        return current().attempt
+
+    real = ThreadKeepalive.hold
+
+    def hold(self, leases):
+        if not refused:
+            refused.append(list(leases))
+            raise lodeq.StorageError("no thread for heartbeats")
+        real(self, leases)
+
+    monkeypatch.setattr(ThreadKeepalive, "hold", hold)
+    async with ServedOpening(lodeq.testing.open()) as client, app.use(client):
+        receipt = await one.enqueue()
+        async with app.work():
+            result = await receipt.result(wait=30)
+    assert [len(leases) for leases in refused] == [1]
+    assert result.value == 1
+
+
 @pytest.mark.slow
 @on_loop
 async def test_an_app_lives_in_a_served_store_as_in_its_own() -> None:
