@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from ....errors import ClosedError, InvariantError, LodeqError, StoragePoisonedError, UsageError
+from ....errors import LodeqError
 from .limits import Gate
 from .run_end import give_back
 
@@ -24,15 +24,13 @@ if TYPE_CHECKING:
     from .backend import WorkerBackend
     from .elsewhere import Elsewhere
 
-__all__ = ["FATAL", "Claimer"]
+__all__ = ["Claimer"]
 
 WAIT_S: Final = 20.0  # one long poll; the next follows at once
 SERVED_WAIT_S: Final = 1.0  # one long poll of a served store; a stop waits for its end
 SKIPPING_WAIT_S: Final = 0.25  # … while tenants are skipped that may soon run again
 PAUSE_S: Final = 0.1  # after a claim that failed; doubles …
 PAUSE_S_MAX: Final = 15.0  # … up to this
-# A retry helps with none of these: the store must be reopened, or the code fixed.
-FATAL: Final = (ClosedError, InvariantError, StoragePoisonedError, UsageError)
 log = logging.getLogger("lodeq.worker")
 
 
@@ -96,7 +94,7 @@ class Claimer:
         """Claim until stopped.
 
         Raises:
-            LodeqError: one of ``FATAL``.
+            LodeqError: a retry does not help.
         """
         try:
             await self._run()
@@ -117,9 +115,9 @@ class Claimer:
                     await give_back(leases)
                 elif leases:
                     await self._begin(leases)
-            except FATAL:
-                raise
             except (LodeqError, OSError) as error:
+                if self._backend.is_final(error):
+                    raise
                 log.warning(
                     "claim from %r failed: %r",
                     self._queue.name,
