@@ -32,7 +32,7 @@ def translate(exc: Exception, doing: Doing) -> LodeqError:
 
     A failed sync is never "full": what the kernel dropped is unknown, whatever the errno.
     """
-    text = str(exc)
+    text = str(exc) or repr(exc)  # a MemoryError has none
     if isinstance(exc, DbClosedError):
         return ClosedError("the store is closed")
     if isinstance(exc, (KeyError, TypeError, ValueError)):

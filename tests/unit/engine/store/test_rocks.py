@@ -117,6 +117,10 @@ def test_translate(error, doing, expected):
     assert type(translate(error, doing)) is expected
 
 
+def test_an_error_without_a_text_is_named():
+    assert str(translate(MemoryError(), "write")) == "MemoryError()"
+
+
 @pytest.mark.parametrize("doing", ["open", "read", "write", "sync"])
 def test_without_files_left_the_error_says_what_helps(doing):
     said = str(translate(Exception(NO_FILES), doing))
