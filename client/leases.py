@@ -7,16 +7,17 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from anyio import create_task_group, sleep
+from anyio import CancelScope, sleep
 
-from ..errors import LeaseLostError, LodeqError, UsageError
+from ..engine.runtime.current_loop import current_spawner
+from ..errors import ClosedError, LeaseLostError, LodeqError, UsageError
 from .lease import RemoteLease
 from .lease_facts import end_unanswered, may_be_live
 from .requests import RemoteRequests
 from .waits import give_back
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskGroup
+    from ..engine.runtime.event_loop import Spawner, TaskHandle
 
 __all__ = ["RemoteLeaseStream"]
 
@@ -43,12 +44,11 @@ class RemoteLeaseStream:
         self._is_kept_alive = is_kept_alive
         self._waiting: deque[RemoteLease] = deque()
         self._held: list[RemoteLease] = []
-        self._group: TaskGroup | None = None
-        self._is_keepalive_running = False
+        self._spawner: Spawner | None = None  # None outside the block
+        self._keepalive: TaskHandle | None = None
 
     async def __aenter__(self) -> Self:
-        self._group = create_task_group()
-        await self._group.__aenter__()
+        self._spawner = current_spawner()
         return self
 
     async def __aexit__(
@@ -57,24 +57,27 @@ class RemoteLeaseStream:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        group, self._group = self._group, None
-        if group is None:
-            return
-        group.cancel_scope.cancel()
+        # No task group: a block inside a generator may be left by another task than entered it, and
+        # a group would then cancel whatever the first one is at.
+        self._spawner = None
+        keepalive, self._keepalive = self._keepalive, None
+        if keepalive is not None:
+            keepalive.cancel()
         try:
-            # The block's own error is not the group's: it would come back wrapped.
-            await group.__aexit__(None, None, None)
-        finally:
             await give_back(list(self._waiting))
+        finally:
             self._waiting.clear()
             self._held.clear()
+            if keepalive is not None:
+                with CancelScope(shield=True):
+                    await keepalive.join()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> RemoteLease:
         while True:
-            if self._group is None:
+            if self._spawner is None:
                 raise UsageError(INSIDE)
             while self._waiting:
                 lease = self._waiting.popleft()
@@ -91,23 +94,27 @@ class RemoteLeaseStream:
                 if lease.is_live:  # else it is lost, or nobody says that it is not
                     return lease
             claimed = await self._claim()
-            if self._group is None:  # left meanwhile, by another task
+            spawner = self._spawner
+            if spawner is None:  # left meanwhile, by another task
                 await give_back(claimed)
                 raise UsageError(INSIDE)
             self._waiting.extend(claimed)
             if self._is_kept_alive and claimed:
                 self._held = [x for x in self._held if x.is_live] + claimed
-                if not self._is_keepalive_running:
-                    self._is_keepalive_running = True
-                    self._group.start_soon(self._keep_alive)
+                if self._keepalive is None:
+                    self._keepalive = spawner.spawn(self._keep_alive, "lodeq-lease-stream")
 
     async def _keep_alive(self) -> None:
         """Extend all leases every third of the shortest length."""
-        while self._held:
-            await sleep(min(lease.lease_s for lease in self._held) / 3)
-            self._held = [lease for lease in self._held if lease.is_live]
-            try:
-                await self._engine.heartbeat_many(self._held)
-            except LodeqError:
-                pass  # the server may be back for the next one
-        self._is_keepalive_running = False
+        try:
+            while self._held:
+                await sleep(min(lease.lease_s for lease in self._held) / 3)
+                self._held = [lease for lease in self._held if lease.is_live]
+                try:
+                    await self._engine.heartbeat_many(self._held)
+                except ClosedError:
+                    return  # the client's own
+                except LodeqError:
+                    pass  # the server may be back for the next one
+        finally:
+            self._keepalive = None

@@ -9,7 +9,7 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Self
 
-from ...errors import LeaseLostError, LodeqError
+from ...errors import LeaseLostError, LodeqError, StorageError
 from ..lease_facts import end_unanswered, may_be_live
 from .lease import SyncRemoteLease
 from .requests import SyncRemoteRequests
@@ -103,11 +103,16 @@ class SyncRemoteLeaseStream:
             if self._is_kept_alive and claimed:
                 self._held = [x for x in self._held if x.is_live] + claimed
                 if self._thread is None:
-                    self._over.clear()
-                    self._thread = Thread(
-                        target=self._keep_alive, name="lodeq-heartbeat", daemon=True
-                    )
-                    self._thread.start()
+                    self._thread = self._begun()
+
+    def _begun(self) -> Thread:
+        self._over.clear()
+        thread = Thread(target=self._keep_alive, name="lodeq-heartbeat", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:
+            raise StorageError(f"no thread for heartbeats: {exc}") from exc
+        return thread
 
     def _keep_alive(self) -> None:
         """Extend all leases every third of the shortest length."""

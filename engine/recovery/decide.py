@@ -51,7 +51,7 @@ from ...errors import (
     StorageError,
     StorageFullError,
 )
-from ..files.disk_errors import error_class
+from ..files.disk_errors import error_class, is_limit_text
 from ..files.paths import (
     NOT_COPIED,
     Layout,
@@ -226,6 +226,8 @@ def examine(
         except (LockedError, FormatTooNewError, FormatTooOldError, StorageFullError):
             raise
         except (CorruptionError, OpenError, StorageError) as exc:
+            if is_limit_text(str(exc)):
+                raise  # the shard may be whole
             found, cause = None, str(exc)
     if found is not None:
         return found
@@ -261,6 +263,8 @@ def _with_current(
         store = RocksStore.open(copy, shared=shared, shards=shards, create=False)
     except (CorruptionError, OpenError, StorageError) as exc:
         drop_copy(root, index)
+        if is_limit_text(str(exc)):
+            raise
         return None, f"{broken}; {newest} does not do ({exc})"
     found = Candidate(index, store, root, is_copy=True)
     found.reports.append(f"shard {index}: {broken}; made it anew, it names {newest}")

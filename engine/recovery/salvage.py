@@ -18,7 +18,6 @@ repeated starts with it.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -31,7 +30,7 @@ from ...errors import (
     RecordCorruptError,
     RecoveryRefusedError,
 )
-from ..files.disk_errors import error_class
+from ..files.disk_errors import error_class, is_limit
 from ..files.paths import clone_folder, copy_path, fresh_path, fsync_dir, shard_path
 from ..records import keyspace as ks
 from ..records.frame import attempt
@@ -50,7 +49,6 @@ __all__ = ["Rebuilt", "broken_current", "count_tasks", "damaged_tables", "rebuil
 # Each work folder is read through a cache of its own: blocks are cached by the name of the table's
 # maker and its offset, the same for a table and its copy without the damaged blocks.
 _CACHE_BYTES: Final = 32 << 20
-_OF_PROCESS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # nothing about the file
 _SHOWN_MAX: Final = 8
 _SHOWN: Final = slice(80)  # of a key, in a message
 _BY_ID: Final = (ks.TASK, ks.MOVED, ks.LEASE, ks.RESULT, ks.BODY, ks.ATTEMPTS, ks.PROGRESS)
@@ -123,7 +121,7 @@ def _inspect(path: str) -> TableDamage:
                 rest = [Range(found.last_key, None)] if found.is_cut else []
                 return TableDamage(is_scanned=True, ranges=rest)
     except OSError as exc:
-        if exc.errno in _OF_PROCESS:
+        if is_limit(exc):
             raise  # the table may be whole
         return TableDamage(is_lost=True)
     if damage.ranges and not damage.index:

@@ -19,7 +19,7 @@ from ...errors import (
     StoreStalledError,
     UsageError,
 )
-from ..files.disk_errors import is_disk_text, is_full_text
+from ..files.disk_errors import LIMIT_ADVICE, is_disk_text, is_full_text, is_limit_text
 
 __all__ = ["Doing", "is_damage", "translate"]
 
@@ -32,7 +32,7 @@ def translate(exc: Exception, doing: Doing) -> LodeqError:
 
     A failed sync is never "full": what the kernel dropped is unknown, whatever the errno.
     """
-    text = str(exc)
+    text = str(exc) or repr(exc)  # a MemoryError has none
     if isinstance(exc, DbClosedError):
         return ClosedError("the store is closed")
     if isinstance(exc, (KeyError, TypeError, ValueError)):
@@ -45,8 +45,13 @@ def translate(exc: Exception, doing: Doing) -> LodeqError:
         is_new_log = "While open a file for app" in text and ".log: " in text  # this never heals
         if is_full_text(text) and not (is_new_log and doing == "write"):
             return StorageFullError(text)
+    is_limit = is_limit_text(text)
+    if is_limit:
+        text = f"{text}; {LIMIT_ADVICE}"
     if doing in ("write", "sync"):
         return CommitUnknownError(text)
+    if is_limit:  # whatever RocksDB makes of it: the file itself has not been looked at
+        return StorageError(text)
     if text.startswith("Corruption"):
         return CorruptionError(text)
     if doing == "read" or is_disk_text(text):

@@ -20,7 +20,8 @@ useful zone between "go on" and "stop": the slowdown triggers lie close below th
 
 from __future__ import annotations
 
-from typing import Literal
+import resource
+from typing import Final, Literal
 
 from rocksdict import (
     BlockBasedIndexType,
@@ -36,13 +37,21 @@ from rocksdict import (
     WriteOptions,
 )
 
-__all__ = ["RecoveryMode", "SharedMemory", "rocks_options", "sst_options", "write_options"]
+__all__ = [
+    "RecoveryMode",
+    "SharedMemory",
+    "open_files_max",
+    "rocks_options",
+    "sst_options",
+    "write_options",
+]
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 LEVELS = 7
+OPEN_FILES_MIN: Final = 20  # RocksDB's own
 
 RecoveryMode = Literal["tail", "point_in_time"]
 
@@ -206,9 +215,22 @@ def _levels(options: Options, shared: SharedMemory, shards: int) -> None:
     options.set_optimize_filters_for_hits(False)  # misses matter: a dedup check is a miss
 
 
+def open_files_max(shards: int) -> int:
+    """Tables that one of ``shards`` may have open: bounded, as each of their readers costs memory.
+
+    All of them take at most half of the files of the process. A shard that cannot open its next log
+    takes no writes until it is reopened, and the tables are what grows without anybody's doing.
+    """
+    most = max(64, 1024 // shards)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return most
+    return max(OPEN_FILES_MIN, min(most, soft // 2 // shards))
+
+
 def _files(options: Options, shards: int) -> None:
     options.set_max_background_jobs(min(8, 2 + shards // 2))  # a flush and a compaction at least
-    options.set_max_open_files(max(64, 1024 // shards))  # bounded: table readers cost memory
+    options.set_max_open_files(open_files_max(shards))
     options.set_max_file_opening_threads(4)  # open is quick with few files; more only thrash
     options.set_avoid_unnecessary_blocking_io(True)  # deletes files in the background, not in us
     options.set_use_fsync(False)  # fdatasync: the size of a preallocated file is settled

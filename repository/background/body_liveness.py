@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ...engine.records.frame import attempt
 from ...engine.records.keyspace import body_at_key, decode_body_at_key
 from ...engine.records.rows import decode_body_at
+from ...errors import StorageError
 from ..state.queue_state import Shard
 
 __all__ = ["LiveBody", "absent_files", "live_bodies", "live_slice"]
@@ -25,10 +26,24 @@ class LiveBody(NamedTuple):
 
 
 def absent_files(shard: Shard) -> list[str]:
-    """Body files that tasks need and that are not there, or are other ones; in words."""
+    """Body files that tasks need and that are not there, or are other ones; in words.
+
+    Where nobody can look, as without a descriptor left, that is said.
+    """
+    try:
+        found = _absent(shard)
+    except StorageError as error:
+        return [f"shard {shard.index}: {error}"]
+    return [
+        f"shard {shard.index}: payload file {found[number]}; its tasks wait: put it back"
+        for number in sorted(found)
+    ]
+
+
+def _absent(shard: Shard) -> dict[int, str]:
     bodies = shard.bodies
     if bodies is None:
-        return []
+        return {}
     found = {
         number: f"{bodies.files.path(number)!r} is missing"
         for number in bodies.files.gone()
@@ -42,10 +57,7 @@ def absent_files(shard: Shard) -> list[str]:
             found[number] = problem
         else:
             del bodies.absent[number]
-    return [
-        f"shard {shard.index}: payload file {found[number]}; its tasks wait: put it back"
-        for number in sorted(found)
-    ]
+    return found
 
 
 def live_slice(shard: Shard, number: int, after: int) -> list[LiveBody]:

@@ -8,17 +8,46 @@ import socket
 import stat
 from contextlib import suppress
 from ipaddress import ip_address
+from math import inf
 from typing import Any
 
+from ...engine.files.disk_errors import LIMIT_ADVICE
+from ...engine.runtime.clock import SystemClock
 from ...errors import InvariantError, StorePathError, UsageError
 
-__all__ = ["find_tcp", "find_unix", "is_loopback", "listen_tcp", "listen_unix"]
+__all__ = ["Listener", "find_tcp", "find_unix", "is_loopback", "listen_tcp", "listen_unix"]
 
 Address = tuple[socket.AddressFamily, Any]
 
 BACKLOG = 128
 NAME_BYTES_MAX = 107  # of ``sun_path``, without its NUL
+PAUSE_S = 0.5  # asyncio leaves a listener alone for a second where it can accept nothing
+_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _TRIES_MAX = 8  # at temporary names that a killed server has left
+
+
+class Listener(socket.socket):
+    """Says once that the process can accept no connection, where asyncio asks a whole backlog.
+
+    asyncio logs each try that fails, with its traceback, and goes on trying: 64 times a second and
+    more. Here the first one ends its turn; callers wait in the system's queue until it asks again.
+    """
+
+    _said_mono = -inf
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """As of any socket."""
+        try:
+            return super().accept()
+        except OSError as exc:
+            if exc.errno not in _LIMITS:
+                raise
+            now_mono = SystemClock.mono()
+            if now_mono < self._said_mono + PAUSE_S:
+                raise BlockingIOError(errno.EAGAIN, "said a moment ago") from exc
+            self._said_mono = now_mono
+            text = f"{exc.strerror}: callers wait; {LIMIT_ADVICE}"
+            raise OSError(exc.errno, text) from None
 
 
 def is_loopback(host: str) -> bool:
@@ -62,7 +91,7 @@ def listen_unix(path: str | os.PathLike[str]) -> socket.socket:
     """
     name = find_unix(path)
     folder, base = os.path.split(name)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = Listener(socket.AF_UNIX, socket.SOCK_STREAM)
     fresh = ""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -150,7 +179,7 @@ def listen_tcp(host: str, port: int, token: str | None) -> socket.socket:
     family, address = find_tcp(host, port, token)
     # asyncio sets TCP_NODELAY only where the protocol is named: without it an answer waits 40 ms
     # for the acknowledgement of the one before.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener = Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

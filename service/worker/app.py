@@ -607,8 +607,8 @@ class App(StoreBinding):
         there, ``UsageError`` names both, and no task is run; where an operator has, that stays. See
         docs/limits.md.
 
-        An error that a retry does not help (a poisoned store) stops the worker and becomes
-        ``worker.error``; the block goes on.
+        An error that a retry does not help (this process's own store is poisoned) stops the worker
+        and becomes ``worker.error``; the block goes on.
 
         Durability: as the calls of the functions. Cancellation: runs are cancelled and their
         tasks released at once, without grace.

@@ -227,9 +227,12 @@ class StoreBinding:
         if self._bound is not None:
             raise UsageError("the app is open already")
         async with AsyncExitStack() as stack:
+            opening = engine
             if not hasattr(engine, "claim"):
                 engine = await stack.enter_async_context(engine)
             self._bound = backend_of(engine)
+            if isinstance(opening, SharedStore):
+                self._bound.owns_store = opening.owns_store
             self.adopt()
             try:
                 yield self

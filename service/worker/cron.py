@@ -29,7 +29,7 @@ import anyio
 from ...errors import LodeqError, UsageError
 from ...repository.model.task_options import DURATION_S_MAX
 from ...repository.model.workers import UPCOMING_MAX
-from .run.claimer import FATAL, PAUSE_S, PAUSE_S_MAX
+from .run.claimer import PAUSE_S, PAUSE_S_MAX
 from .run.functions import TICK_HEADER, TaskFunction
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Cron:
         """Enqueue ticks as they fall due, until cancelled.
 
         Raises:
-            LodeqError: one of ``FATAL``: a retry does not help.
+            LodeqError: a retry does not help.
         """
         failures: list[LodeqError] = []
         async with anyio.create_task_group() as group:
@@ -185,7 +185,7 @@ class Cron:
             async def tend(entry: CronEntry) -> None:
                 try:
                     await self._tend(entry)
-                except FATAL as error:
+                except LodeqError as error:  # a retry does not help
                     failures.append(error)
                     group.cancel_scope.cancel()
 
@@ -201,9 +201,9 @@ class Cron:
             entry.noted = noted = anyio.Event()
             try:
                 await self._flush(entry)
-            except FATAL:
-                raise
             except (LodeqError, OSError) as error:
+                if backend.is_final(error):
+                    raise
                 entry.was_refused = True
                 log.warning(
                     "a cron tick of function %r could not be enqueued; it is retried: %r",

@@ -77,6 +77,10 @@ class SharedStore:
         self._stop = anyio.Event()
         self._last_refusal = ""
 
+    def owns_store(self) -> bool:
+        """Whether this process has the store open: it did not join, or has taken over since."""
+        return self._owned is not None
+
     async def __aenter__(self) -> Engine | RemoteEngine:
         clock = SystemClock()
         give_up = clock.mono() + JOIN_WAIT_S

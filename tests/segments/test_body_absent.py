@@ -1,5 +1,6 @@
 """Payload files that are not there, or are other ones: their tasks wait until they are back."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -228,3 +229,20 @@ async def test_a_power_cut_takes_no_file_of_an_earlier_opening(tmp_path: Path) -
     file_of(tmp_path / "cut", 1).unlink()
     with pytest.raises(lodeq.RecoveryRefusedError, match=r"1\.sqs' is missing"):
         await Opened(tmp_path / "cut").__aenter__()
+
+
+@on_loop
+async def test_health_is_answered_where_nobody_can_look_for_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Opened(tmp_path) as rig:
+        await rig.fill(3)
+        with monkeypatch.context() as patch:
+
+            def fails(path: str) -> list[str]:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+            patch.setattr("lodeq.segments.bodies.layout.os.listdir", fails)
+            (reason,) = (await rig.engine.health()).reasons
+        assert "Too many open files" in reason
+        assert (await rig.engine.health()).ok

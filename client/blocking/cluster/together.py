@@ -19,8 +19,20 @@ Send = Callable[[Call], Any]  # sends a call, and returns the document of its an
 Take = Callable[[str, int, float], list[Any]]
 
 
+def _begun(thread: Thread) -> bool:
+    """Whether it could be started: a process may have no more threads."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
+
+
 def gather(asks: Sequence[Ask[T]]) -> list[T | LodeqError]:
-    """What each of them returns or raises, in order. The first runs in the caller's thread."""
+    """What each of them returns or raises, in order.
+
+    The first runs in the caller's thread, and so do those for which no thread can be started.
+    """
     found: list[T | LodeqError | BaseException] = [LodeqError("not asked")] * len(asks)
 
     def one(n: int) -> None:
@@ -29,12 +41,13 @@ def gather(asks: Sequence[Ask[T]]) -> list[T | LodeqError]:
         except BaseException as error:  # noqa: BLE001 - raised again by the caller
             found[n] = error
 
-    threads = [Thread(target=one, args=(n,), daemon=True) for n in range(1, len(asks))]
-    for thread in threads:
-        thread.start()
-    one(0)
-    for thread in threads:
-        thread.join()
+    threads = {n: Thread(target=one, args=(n,), daemon=True) for n in range(1, len(asks))}
+    begun = {n for n, thread in threads.items() if _begun(thread)}
+    for n in range(len(asks)):
+        if n not in begun:
+            one(n)
+    for n in begun:
+        threads[n].join()
     out: list[T | LodeqError] = []
     for outcome in found:
         if isinstance(outcome, BaseException) and not isinstance(outcome, LodeqError):
@@ -46,7 +59,8 @@ def gather(asks: Sequence[Ask[T]]) -> list[T | LodeqError]:
 def first_true(asks: Sequence[Ask[bool]], stop: Callable[[int], object]) -> int | None:
     """The number of the first that returns True; None: none does.
 
-    The others are stopped then, and not waited for.
+    The others are stopped then, and not waited for. Those for which no thread can be started are
+    not asked, but for one where none can.
 
     Args:
         asks: one at least. What fails counts as False.
@@ -72,15 +86,24 @@ def first_true(asks: Sequence[Ask[bool]], stop: Callable[[int], object]) -> int 
                     over.set()
 
     threads = [Thread(target=one, args=(n,), daemon=True) for n in range(len(asks))]
-    for thread in threads:
-        thread.start()
+    unasked = {n for n, thread in enumerate(threads) if not _begun(thread)}
+    with lock:
+        running -= unasked
     try:
+        if len(unasked) == len(asks):
+            one(0)
+        elif unasked:
+            with lock:
+                if not running:  # all that were asked have ended meanwhile
+                    over.set()
         over.wait()
     finally:
         with lock:
             left = sorted(running)
         for n in left:  # each may be at a node that is silent
-            Thread(target=at_last, args=(partial(stop, n), 0.0), daemon=True).start()
+            end = partial(at_last, partial(stop, n), 0.0)
+            if not _begun(Thread(target=end, daemon=True)):
+                end()
     return first
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import shlex
 import signal
 import stat
@@ -24,15 +23,15 @@ from ...cluster.node import ClusterNode, node_name
 from ...cluster.overview import shards_of_cluster
 from ...processes.plan import PROCESSES_MAX, ProcessesOptions
 from ...shared.garbage_collector import settle_collector
+from ...shared.open_files import allow_files
 from ..connection import Folder, run, told_what_to_do
 from ..display import print_banner
 from ..output import shown
 
-__all__ = ["FILES", "allow_files", "read_token", "serve"]
+__all__ = ["read_token", "serve"]
 
 PORT = 8765
 GRACE_S = 10.0  # that requests have to end
-FILES = 8192  # a store may have 1,024 open, callers three times 1,024 connections
 
 
 @click.command()
@@ -231,14 +230,6 @@ def _address(uds: str | None, host: str | None, port: int) -> Literal[True] | st
             raise UsageError(f"{host!r} has a port: give --host {name} --port {rest}")
         return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     return True if uds is None else f"unix://{os.path.abspath(uds)}"
-
-
-def allow_files() -> None:
-    """Raise the limit of open files to what callers and a store need; often it is 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def read_token(path: str) -> str:

@@ -15,6 +15,7 @@ import click
 
 from ....errors import AccessDeniedError, LodeqError, StorePathError, UsageError
 from ...shared.garbage_collector import settle_collector
+from ...shared.open_files import allow_files
 from ..connection import check_store, checked_store, is_url, told_what_to_do
 from ..lingering import BoundedEnd
 from ..reload import supervise
@@ -86,6 +87,7 @@ def worker(
         raise SystemExit(supervise(arguments, Path.cwd()))
     if verbose:
         logging.getLogger("lodeq.worker").setLevel(logging.DEBUG)
+    allow_files()
     app = load_app(target)
     if store is not None:
         app.store = checked_store(store)

@@ -11,7 +11,13 @@ from ....client.engine import RemoteEngine
 from ....engine.runtime.clock import Clock, SystemClock
 from ....engine.runtime.current_loop import current_spawner
 from ....engine.runtime.event_loop import Spawner
-from ....errors import ClosedError, LeaseLostError, UsageError
+from ....errors import (
+    ClosedError,
+    InvariantError,
+    LeaseLostError,
+    StoragePoisonedError,
+    UsageError,
+)
 from ....repository.api.engine import Engine
 from ....repository.api.view import view_of
 from .lease_thread import ThreadKeepalive
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Keepalive", "SyncHeartbeats", "WorkerBackend", "backend_of"]
 
+FINAL = (ClosedError, InvariantError, UsageError)
 LOOK_S = 1.0  # an embedded run learns within this time that its task was cancelled
 
 
@@ -48,6 +55,8 @@ class WorkerBackend:
         has_redaction: the engine has a hook that sees previews before they are stored.
         is_served: a claim must not be cancelled. Its answer may be on its way, and nobody would
             hold the leases in it until they expire.
+
+    ``owns_store`` says whether this process has the store open: then nobody else reopens it.
     """
 
     def __init__(
@@ -61,11 +70,21 @@ class WorkerBackend:
         has_redaction: bool = False,
     ) -> None:
         self.is_served = is_served
+        self.owns_store: Callable[[], bool] = lambda: not is_served
         self.has_redaction = has_redaction
         self.engine = engine
         self.clock = clock
         self.spawner = spawner
         self.start_keepalive = start_keepalive
+
+    def is_final(self, error: BaseException) -> bool:
+        """Whether the same call fails for ever: code must be fixed, or this process reopen a store.
+
+        A poisoned store of another process is reopened there, and goes on.
+        """
+        if isinstance(error, StoragePoisonedError):
+            return self.owns_store()
+        return isinstance(error, FINAL)
 
     async def wait(self, event: anyio.Event, until_mono: float = float("inf")) -> None:
         """Wait until the event is set, or until that moment of the store's clock."""

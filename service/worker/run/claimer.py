@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from ....errors import ClosedError, InvariantError, LodeqError, StoragePoisonedError, UsageError
+from ....errors import LodeqError
 from .limits import Gate
 from .run_end import give_back
 
@@ -24,15 +24,13 @@ if TYPE_CHECKING:
     from .backend import WorkerBackend
     from .elsewhere import Elsewhere
 
-__all__ = ["FATAL", "Claimer"]
+__all__ = ["Claimer"]
 
 WAIT_S: Final = 20.0  # one long poll; the next follows at once
 SERVED_WAIT_S: Final = 1.0  # one long poll of a served store; a stop waits for its end
 SKIPPING_WAIT_S: Final = 0.25  # … while tenants are skipped that may soon run again
 PAUSE_S: Final = 0.1  # after a claim that failed; doubles …
 PAUSE_S_MAX: Final = 15.0  # … up to this
-# A retry helps with none of these: the store must be reopened, or the code fixed.
-FATAL: Final = (ClosedError, InvariantError, StoragePoisonedError, UsageError)
 log = logging.getLogger("lodeq.worker")
 
 
@@ -96,7 +94,7 @@ class Claimer:
         """Claim until stopped.
 
         Raises:
-            LodeqError: one of ``FATAL``.
+            LodeqError: a retry does not help.
         """
         try:
             await self._run()
@@ -113,9 +111,13 @@ class Claimer:
                 continue
             try:
                 leases = await self._claim(free)
-            except FATAL:
-                raise
+                if self._is_stopping:
+                    await give_back(leases)
+                elif leases:
+                    await self._begin(leases)
             except (LodeqError, OSError) as error:
+                if self._backend.is_final(error):
+                    raise
                 log.warning(
                     "claim from %r failed: %r",
                     self._queue.name,
@@ -126,10 +128,18 @@ class Claimer:
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
                 continue
             pause_s = PAUSE_S
-            if self._is_stopping:
-                await give_back(leases)
-            elif leases:
-                self._start(self, leases)
+
+    async def _begin(self, leases: list[Lease]) -> None:
+        """Start their runs.
+
+        Raises:
+            LodeqError: nothing can keep them alive; they are given back.
+        """
+        try:
+            self._start(self, leases)
+        except LodeqError:
+            await give_back(leases)
+            raise
 
     async def _claim(self, limit: int) -> list[Lease]:
         self._skipped = skip = self.gate.full_tenants

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ....engine.runtime.clock import SystemClock
 from ....engine.runtime.event_loop import Spawner
-from ....errors import ClosedError, LeaseLostError, LodeqError
+from ....errors import ClosedError, LeaseLostError, LodeqError, StorageError
 
 if TYPE_CHECKING:
     from ....repository.tasks.lease import Lease
@@ -62,14 +62,22 @@ class ThreadKeepalive:
         self._is_held_logged = False
 
     def hold(self, leases: Iterable[Lease]) -> None:
-        """Send heartbeats for these leases from now on."""
+        """Send heartbeats for these leases from now on.
+
+        Raises:
+            StorageError: the thread cannot be started; none of them is held.
+        """
         with self._changed:
-            for lease in leases:
-                self._held[lease] = lease.lease_s
+            more = {lease: lease.lease_s for lease in leases}
+            if self._thread is None and more:
+                thread = Thread(target=self._run, name="lodeq-keepalive", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as exc:
+                    raise StorageError(f"no thread for heartbeats: {exc}") from exc
+                self._thread = thread
+            self._held.update(more)
             self._changed.notify()
-            if self._thread is None and self._held:
-                self._thread = Thread(target=self._run, name="lodeq-keepalive", daemon=True)
-                self._thread.start()
 
     def drop(self, lease: Lease) -> None:
         """Send no more heartbeats for this lease. One under way may still extend it."""

@@ -14,6 +14,7 @@ from ....errors import (
     LeaseLostError,
     LodeqError,
     NotLeaderError,
+    StoragePoisonedError,
     UsageError,
 )
 from ....repository.model.error_text import repr_of
@@ -175,7 +176,8 @@ async def _retry(
     """Retry while the store is busy or does not answer, until the run is cut short.
 
     A shard that this store does not lead may be led again after an election, and then has the
-    lease. It is not waited for longer than the lease: by then it is lost, or another's.
+    lease; so has one that is poisoned, once its process has reopened it. Neither is waited for
+    longer than the lease: by then it is lost, or another's.
 
     Heartbeats go on meanwhile, and the store itself reports a lost lease. A complete that is
     repeated succeeds again. Any other end, if the first try did reach the store, reports *lease
@@ -186,12 +188,14 @@ async def _retry(
     while True:
         try:
             await end()
-        except (*UNREACHED, OSError) as error:
+        except (*UNREACHED, StoragePoisonedError, OSError) as error:
+            if backend.is_final(error):
+                raise
             tries += 1
             if tries == TRIES:
                 _log_delay(context, error)
             now = backend.clock.mono()
-            if isinstance(error, NotLeaderError):
+            if isinstance(error, NotLeaderError | StoragePoisonedError):
                 unled_until = min(unled_until, now + context.lease.lease_s)
             if now >= unled_until or (context.is_cut_short and tries >= TRIES):
                 raise

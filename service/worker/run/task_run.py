@@ -32,7 +32,7 @@ from .log_fields import fields
 from .loop_guard import ChildExitError
 from .run_end import CANCELLED_WORKER, LOST, RELEASED, UNREACHED, Outcome, end_lease
 from .shown_traceback import shown_traceback
-from .threads import Threads
+from .threads import NoThreadError, Threads
 
 if TYPE_CHECKING:
     from ....engine.runtime.clock import TimerHandle
@@ -54,6 +54,8 @@ CallNext = Callable[[], Awaitable[Any]]
 Middleware = Callable[[Context, CallNext], Awaitable[Any]]
 TIMEOUT_S_MIN: Final = 0.001
 UNREAD_S: Final = 0.5  # before a task is offered again whose payload could not be read
+NO_THREAD_S: Final = 5.0  # … for which no thread could be started
+LOG_S: Final = 60.0  # between two lines about that
 log = logging.getLogger("lodeq.worker")
 
 
@@ -88,6 +90,7 @@ class Handlers:
         self._functions = functions
         self._middleware = middleware
         self.threads = Threads(threads)
+        self._logged_mono = -math.inf
         self.format_error = format_error
         self.owns_signals = owns_signals
         self.elsewhere = Elsewhere(signatures)
@@ -96,6 +99,20 @@ class Handlers:
     def busy_threads(self) -> int:
         """Number of threads that run a plain function, including those of runs that are over."""
         return len(self.threads.busy)
+
+    def without_thread(self, now_mono: float, context: Context, error: NoThreadError) -> Outcome:
+        """Return the outcome of a run that got no thread: it says nothing about the task."""
+        if now_mono >= self._logged_mono + LOG_S:
+            self._logged_mono = now_mono
+            log.error(
+                "task %s (%r) is given back uncounted, and offered again in %g s: %s",
+                context.task_id,
+                context.name,
+                NO_THREAD_S,
+                error,
+                extra=fields("no_thread", context),
+            )
+        return Outcome("released", delay_s=NO_THREAD_S, error=error)
 
     def find(self, lease: Lease) -> tuple[TaskFunction[Any, Any], bool]:
         """Find the function of a task.
@@ -328,6 +345,8 @@ async def _attempt(
                 return outcome
         except Control as control:
             return outcome_of(control)
+        except NoThreadError as error:
+            return handlers.without_thread(clock.mono(), context, error)
         except anyio.get_cancelled_exc_class() as error:
             if is_outside():
                 raise  # to the scope that was cancelled

@@ -19,7 +19,11 @@ from .forked_child import ChildEnds
 if TYPE_CHECKING:
     from ....engine.runtime.event_loop import Spawner
 
-__all__ = ["Lasting", "ThreadPermit", "ThreadRun", "Threads"]
+__all__ = ["Lasting", "NoThreadError", "ThreadPermit", "ThreadRun", "Threads"]
+
+
+class NoThreadError(RuntimeError):
+    """The process could start no thread: the function has not been called."""
 
 
 class _Raised(NamedTuple):
@@ -113,9 +117,11 @@ class ThreadPermit:
                 abandon_on_cancel=True,
                 limiter=anyio.CapacityLimiter(1),
             )
-        except BaseException:
+        except BaseException as error:
             if began.acquire(blocking=False):
                 self.leave()
+                if isinstance(error, RuntimeError):
+                    raise NoThreadError(f"no thread for a plain function: {error}") from error
             raise
         finally:
             run.in_thread = False

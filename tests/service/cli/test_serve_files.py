@@ -1,10 +1,10 @@
-"""``lodeq serve`` asks for the files that it may have."""
+"""``lodeq serve`` and ``lodeq worker`` ask for the files that they may have."""
 
 import resource
 
 import pytest
 
-from lodeq.service.cli.commands.serve import FILES, allow_files
+from lodeq.service.shared.open_files import FILES, allow_files
 
 FREE = resource.RLIM_INFINITY
 

@@ -1,8 +1,11 @@
 """Too many connections, and too many long polls: who stays, who goes, who is told to come again."""
 
+import errno
 import json
+import os
 import re
 import resource
+import socket
 from contextlib import AsyncExitStack
 
 import anyio
@@ -12,6 +15,7 @@ from support_http import serving, socket_path
 
 import lodeq
 import lodeq.testing
+from lodeq.service.http import listener
 from lodeq.service.http.admission import Admission, TooManyError
 from lodeq.service.http.guard import Settings
 
@@ -314,3 +318,27 @@ async def test_of_too_many_long_polls_the_newest_are_refused(connect):
         granted = [answer for answer in answers if answer.startswith(b"HTTP/1.1 200")]
         assert len(granted) == 7
         assert len(await connect.engine.queue("mail").list("leased")) == 7
+
+
+async def test_a_listener_without_files_left_says_so_once_a_turn(monkeypatch):
+    """asyncio asks 64 times, and logs each refusal: the second one ends its turn."""
+    now = [5.0]
+    monkeypatch.setattr(listener.SystemClock, "mono", lambda: now[0])
+
+    def refused(self):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with listener.listen_tcp("127.0.0.1", 0, None) as one:
+        with monkeypatch.context() as patch:
+            patch.setattr(socket.socket, "accept", refused)
+            for _ in range(2):
+                with pytest.raises(OSError, match="ulimit -n") as caught:
+                    one.accept()
+                assert caught.value.errno == errno.EMFILE
+                for _ in range(3):
+                    with pytest.raises(BlockingIOError):
+                        one.accept()
+                now[0] += 1
+        with socket.create_connection(one.getsockname()):
+            accepted, _ = one.accept()
+            accepted.close()

@@ -345,6 +345,64 @@ def test_a_cancelled_stream_gives_back_what_it_holds(backend, keepalive):
     anyio.run(main, backend=backend)
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_stream_in_a_generator_may_be_left_by_another_task(backend):
+    async def main():
+        async with (
+            ServedOpening(lodeq.testing.open()) as client,
+            anyio.create_task_group() as group,
+        ):
+            queue = client.queue("mail")
+            await queue.enqueue_many([lodeq.NewTask(n) for n in range(3)])
+
+            async def jobs():
+                async with queue.leases(limit=3) as stream:
+                    async for lease in stream:
+                        yield lease
+
+            left = jobs()
+            lease = await anext(left)
+            is_closed = anyio.Event()
+
+            async def close():  # as a loop does with a generator that nobody refers to any more
+                await left.aclose()
+                is_closed.set()
+
+            group.start_soon(close)
+            await is_closed.wait()
+            await anyio.lowlevel.checkpoint()
+            await lease.complete()
+            assert [task.payload for task in await queue.list("ready")] == [1, 2]
+
+    anyio.run(main, backend=backend)
+
+
+async def test_a_stream_sends_no_beats_once_its_client_is_closed(pair, monkeypatch):
+    _, client = pair
+    beats = []
+    is_over = anyio.Event()
+
+    async def heartbeat_many(leases):
+        beats.append(leases)
+        await client.close()
+        is_over.set()
+        raise lodeq.ClosedError("the client is closed")
+
+    async def sleep(_):
+        await anyio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(streaming, "sleep", sleep)
+    await client.queue("mail").enqueue(b"x")
+    stream = client.queue("mail").leases()
+    monkeypatch.setattr(stream._engine, "heartbeat_many", heartbeat_many)
+    async with stream:
+        await anext(stream)
+        await is_over.wait()
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+    assert len(beats) == 1
+
+
 async def test_a_stream_survives_a_beat_that_fails(faulty, monkeypatch):
     beats = []
 

@@ -13,6 +13,7 @@ import lodeq
 import lodeq.sync
 import lodeq.testing
 from lodeq.client.blocking import leases
+from lodeq.client.blocking.cluster import together
 from lodeq.client.transport.transport import SyncTransport
 
 
@@ -236,6 +237,51 @@ def test_a_thread_of_its_own_keeps_leases_alive(url, monkeypatch):
             lease.complete()
         assert stream._over.waits[:3] == [20.0] * 3
         assert queue.stats().ready == 1
+
+
+def no_thread(self):
+    raise RuntimeError("can't start new thread")
+
+
+def test_without_a_thread_for_heartbeats_what_was_claimed_goes_back(url, monkeypatch):
+    with lodeq.sync.connect(url) as client:
+        queue = client.queue("threadless")
+        queue.enqueue_many([lodeq.NewTask(n) for n in range(3)])
+        with monkeypatch.context() as patch:
+            patch.setattr(leases.Thread, "start", no_thread)
+            with pytest.raises(lodeq.StorageError, match="no thread"):
+                next(queue.leases(limit=3).__iter__())
+        assert [(task.payload, task.attempts) for task in queue.list("ready")] == [
+            (0, 0),
+            (1, 0),
+            (2, 0),
+        ]
+
+
+def test_without_threads_several_nodes_are_asked_one_after_another(monkeypatch):
+    monkeypatch.setattr(together.Thread, "start", no_thread)
+    assert together.gather([lambda: 1, lambda: 2, lambda: 3]) == [1, 2, 3]
+    stopped = []
+    assert together.first_true([lambda: True, lambda: True], stopped.append) == 0
+    assert together.first_true([lambda: False, lambda: True], stopped.append) is None
+    assert stopped == []
+
+
+def test_who_gets_no_thread_is_not_asked_and_the_others_are(monkeypatch):
+    real, started = threading.Thread.start, []
+
+    def start(self):
+        started.append(self)
+        if len(started) % 2:
+            no_thread(self)
+        real(self)
+
+    monkeypatch.setattr(together.Thread, "start", start)
+    assert together.gather([lambda: 1, lambda: 2, lambda: 3]) == [1, 2, 3]
+    started.clear()
+    assert together.first_true([lambda: True, lambda: True], lambda n: None) == 1
+    started.clear()
+    assert together.first_true([lambda: True, lambda: False], lambda n: None) is None
 
 
 @pytest.fixture

@@ -10,7 +10,10 @@ from support_loop import on_loop
 
 import lodeq
 import lodeq.testing
+from lodeq.client.lease import RemoteLease
+from lodeq.client.queue import RemoteQueue
 from lodeq.engine.runtime.current_loop import current_spawner
+from lodeq.service.worker.run import claimer, run_end
 from lodeq.service.worker.run.backend import SyncHeartbeats, backend_of
 from lodeq.service.worker.run.lease_thread import ThreadKeepalive
 from lodeq.worker import App, current
@@ -103,6 +106,105 @@ async def test_new_leases_all_the_time_do_not_put_the_beat_off() -> None:
         keeper.hold([Lease(0.3)])
     keeper.close()
     keeper._thread.join(30)
+
+
+@on_loop
+async def test_a_thread_that_cannot_be_started_holds_nothing(monkeypatch) -> None:
+    wire = Wire()
+    keeper = ThreadKeepalive(wire, current_spawner(), lambda lease: None)
+    with monkeypatch.context() as patch:
+
+        def start(_):
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(lodeq.StorageError, match="no thread"):
+            keeper.hold([Lease(0.03)])
+    kept = Lease(0.03)
+    keeper.hold([kept])
+    assert wire.beaten.wait(30)
+    assert all(beat == {kept} for beat in wire.beats)
+    keeper.close()
+    keeper._thread.join(30)
+
+
+@on_loop
+async def test_a_worker_that_cannot_keep_leases_alive_gives_them_back(monkeypatch) -> None:
+    app, refused = App(), []
+
+    @app.task("one")
+    async def one() -> int:
+        return current().attempt
+
+    real = ThreadKeepalive.hold
+
+    def hold(self, leases):
+        if not refused:
+            refused.append(list(leases))
+            raise lodeq.StorageError("no thread for heartbeats")
+        real(self, leases)
+
+    monkeypatch.setattr(ThreadKeepalive, "hold", hold)
+    async with ServedOpening(lodeq.testing.open()) as client, app.use(client):
+        receipt = await one.enqueue()
+        async with app.work():
+            result = await receipt.result(wait=30)
+    assert [len(leases) for leases in refused] == [1]
+    assert result.value == 1
+
+
+def poisoned_at_first(monkeypatch, kind, name):
+    """The first two calls meet a poisoned store, the others one that was reopened."""
+    real, refused = getattr(kind, name), []
+
+    async def call(self, *args, **options):
+        if len(refused) < 2:
+            refused.append(name)
+            raise lodeq.StoragePoisonedError("every shard is poisoned")
+        return await real(self, *args, **options)
+
+    monkeypatch.setattr(kind, name, call)
+    return refused
+
+
+@pytest.mark.parametrize(("kind", "name"), [(RemoteQueue, "claim"), (RemoteLease, "complete")])
+@on_loop
+async def test_a_worker_outlives_a_poisoned_store_that_another_process_reopens(
+    monkeypatch, kind, name
+) -> None:
+    monkeypatch.setattr(claimer, "PAUSE_S", 0.0)
+    monkeypatch.setattr(run_end, "PAUSE_S", 0.0)
+    app = App()
+
+    @app.task("one")
+    async def one() -> int:
+        return current().attempt
+
+    async with ServedOpening(lodeq.testing.open()) as client, app.use(client):
+        receipt = await one.enqueue()
+        refused = poisoned_at_first(monkeypatch, kind, name)
+        async with app.work() as worker:
+            result = await receipt.result(wait=30)
+        assert worker.error is None
+    assert refused == [name, name]
+    assert (result.status, result.value) == ("completed", 1)
+
+
+@on_loop
+async def test_a_worker_whose_process_has_taken_a_store_over_ends_when_that_is_poisoned(
+    monkeypatch,
+) -> None:
+    app = App()
+
+    @app.task("one")
+    async def one() -> None: ...
+
+    async with ServedOpening(lodeq.testing.open()) as client, app.use(client):
+        app.backend().owns_store = lambda: True
+        poisoned_at_first(monkeypatch, RemoteQueue, "claim")
+        async with app.work() as worker:
+            await worker.finished.wait()
+    assert isinstance(worker.error, lodeq.StoragePoisonedError)
 
 
 @pytest.mark.slow

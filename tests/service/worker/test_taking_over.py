@@ -42,3 +42,4 @@ async def test_a_store_that_was_moved_is_not_made_anew(tmp_path, monkeypatch, ca
     await store._close()
     if is_there:
         assert store._owned is not None
+    assert store.owns_store() is is_there

@@ -271,3 +271,73 @@ async def test_a_plain_wrapper_around_an_async_function_is_awaited(clock):
         await clock.advance(1)
         await worker.finished.wait()
         assert worker.outcomes == {"completed": 1, "released": 1}
+
+
+@pytest.fixture
+def no_threads(monkeypatch):
+    """Whether no thread can be started: a list, as for a limit of tasks that comes and goes."""
+    refusing = []
+    real = threading.Thread.start
+
+    def start(self):
+        if refusing:
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    return refusing
+
+
+async def test_where_no_thread_can_be_started_a_task_waits_uncounted(clock, no_threads, caplog):
+    app, seen = App(), []
+
+    @app.task("one", max_attempts=1)
+    def one(number: int) -> None:
+        seen.append((number, current().attempt))
+
+    async with working(app, clock) as (engine, worker):
+        no_threads.append(True)
+        await one.enqueue_many([one.new(n) for n in range(3)])
+        for n in range(1, 4):
+            await until(lambda n=n: worker.outcomes["released"] == 3 * n and not worker.running)
+            if n < 3:
+                await clock.advance(5)
+        stats = await engine.stats()
+        assert (stats.dead, stats.delayed) == (0, 3)
+        no_threads.clear()
+        await clock.advance(5)
+        await until(lambda: worker.outcomes["completed"] == 3)
+    assert sorted(seen) == [(0, 1), (1, 1), (2, 1)]
+    logged = [one for one in caplog.records if getattr(one, "event", "") == "no_thread"]
+    assert len(logged) == 1
+
+
+async def test_a_function_that_finds_no_thread_itself_has_failed(clock):
+    app = App()
+
+    @app.task("one", max_attempts=1)
+    def one() -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with working(app, clock) as (engine, worker):
+        await one.enqueue()
+        await until(lambda: worker.outcomes["failed"] == 1)
+        assert (await engine.stats()).dead == 1
+
+
+async def test_a_batch_that_gets_no_thread_waits_uncounted(clock, no_threads):
+    app, seen = App(), []
+
+    @app.batch("many", size=2, wait=0, max_attempts=1)
+    def many(items: list[int]) -> None:
+        seen.append(items)
+
+    async with working(app, clock) as (engine, worker):
+        no_threads.append(True)
+        await many.enqueue_many([many.new(n) for n in range(2)])
+        await until(lambda: worker.outcomes["released"] == 2)
+        no_threads.clear()
+        await clock.advance(5)
+        await until(lambda: worker.outcomes["completed"] == 2)
+        assert (await engine.stats()).dead == 0
+    assert sorted(number for items in seen for number in items) == [0, 1]

@@ -57,6 +57,13 @@ def test_it_says_what_is_wrong(here, target, told):
     assert "Traceback" not in result.output
 
 
+def test_it_asks_for_the_files_that_it_may_have(here, monkeypatch):
+    asked = []
+    monkeypatch.setattr("lodeq.service.cli.commands.worker.allow_files", lambda: asked.append(True))
+    CliRunner().invoke(lodeq, ["worker", "my_app:empty"])
+    assert asked == [True]
+
+
 def test_a_worker_takes_the_token_that_commands_take(here, monkeypatch):
     own = App("unix://x", token="its own")
     for app, token in ((App("unix://x"), "given"), (own, "its own"), (App("x"), None)):

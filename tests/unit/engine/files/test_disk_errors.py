@@ -11,6 +11,8 @@ from lodeq.engine.files.disk_errors import (
     is_disk_text,
     is_full,
     is_full_text,
+    is_limit,
+    is_limit_text,
     path_error,
     short_write,
 )
@@ -70,3 +72,14 @@ def test_a_short_write_is_a_full_disk():
 def test_rocksdb_goes_on_only_after_what_it_calls_no_space():
     assert is_full_text("IO error: No space left on device: While appending to file: x.log")
     assert not is_full_text("IO error: Disk quota exceeded: While appending to file: x.log")
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_limit_of_the_process_says_nothing_of_the_disk_or_the_path(code):
+    assert is_limit(failed(code))
+    assert "ulimit -n" in str(disk_error(failed(code), "p"))
+    said = path_error(failed(code), "p cannot be listed", "choose another path")
+    assert type(said) is StorageError
+    assert "another path" not in str(said)
+    assert is_limit_text(f"IO error: While open a file: /s/1.sst: {os.strerror(code)}")
+    assert not is_limit_text(f"IO error: While open a file: /s/1.sst: {os.strerror(errno.EIO)}")

@@ -389,6 +389,20 @@ class TestHalfCreated:
         assert [shard.incarnation for shard in store.shards] == [2, 2]
         assert store.recoveries == []
 
+    def test_a_process_without_descriptors_salvages_nothing(self, root, opened, monkeypatch):
+        opened().close()
+        before = sorted(os.listdir(root))
+
+        def no_files(*_, **__):
+            raise StorageError("IO error: While open a file: /s/1.sst: Too many open files")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("lodeq.engine.recovery.decide._examine", no_files)
+            with pytest.raises(StorageError, match="Too many open files"):
+                opened(recovery="salvage")
+        assert sorted(os.listdir(root)) == before
+        assert not opened(recovery="salvage").recoveries
+
     def test_a_shard_missing_from_a_used_store_is_lost_data(self, root, opened):
         store = opened(shards=2)
         live(store.shards[0], 2).enqueue()

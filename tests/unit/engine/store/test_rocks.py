@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import resource
 import subprocess
 import sys
 import threading
@@ -14,7 +15,12 @@ from rocksdict import DbClosedError
 from lodeq.engine.store import wal_inspection
 from lodeq.engine.store.rocks import SKIPS, RocksStore
 from lodeq.engine.store.rocks_errors import translate
-from lodeq.engine.store.rocks_options import SharedMemory, rocks_options, write_options
+from lodeq.engine.store.rocks_options import (
+    SharedMemory,
+    open_files_max,
+    rocks_options,
+    write_options,
+)
 from lodeq.errors import (
     ClosedError,
     CommitUnknownError,
@@ -68,6 +74,9 @@ def python(script, *args):
 # --- errors -------------------------------------------------------------------------------------
 
 
+NO_FILES = "IO error: While open a file for random read: /s/CURRENT: Too many open files"
+
+
 @pytest.mark.parametrize(
     ("error", "doing", "expected"),
     [
@@ -96,12 +105,27 @@ def python(script, *args):
         (Exception("IO error: Input/output error: While open"), "open", StorageError),
         (Exception("IO error: While open: /s/1.sst: Disk quota exceeded"), "open", StorageError),
         (Exception("IO error: No such file or directory: While open"), "open", OpenError),
+        (Exception(NO_FILES), "open", StorageError),
+        (Exception(f"Invalid argument: Found options: {NO_FILES}"), "open", StorageError),
+        (Exception(f"Corruption: Can't access 1.sst: {NO_FILES}"), "open", StorageError),
+        (Exception(NO_FILES), "write", CommitUnknownError),
         (DbClosedError("DB instance already closed"), "write", ClosedError),
         (KeyError("raw mode only support bytes"), "read", UsageError),
     ],
 )
 def test_translate(error, doing, expected):
     assert type(translate(error, doing)) is expected
+
+
+def test_an_error_without_a_text_is_named():
+    assert str(translate(MemoryError(), "write")) == "MemoryError()"
+
+
+@pytest.mark.parametrize("doing", ["open", "read", "write", "sync"])
+def test_without_files_left_the_error_says_what_helps(doing):
+    said = str(translate(Exception(NO_FILES), doing))
+    assert "ulimit -n" in said
+    assert "not a store" not in said
 
 
 def test_writes_are_refused_rather_than_delayed():
@@ -250,6 +274,23 @@ def test_options_can_be_made_for_many_shards():
     shared = SharedMemory(8 * MIB)
     rocks_options(shared, 4096, recovery_mode="point_in_time", create=True)
     assert shared.memtable_bytes(4096) == 4 * MIB
+
+
+@pytest.mark.parametrize(
+    ("soft", "shards", "most"),
+    [
+        (resource.RLIM_INFINITY, 1, 1024),
+        (8192, 1, 1024),
+        (8192, 64, 64),
+        (1024, 1, 512),
+        (1024, 4, 128),
+        (256, 1, 128),
+        (256, 64, 20),
+    ],
+)
+def test_tables_leave_the_process_half_of_its_files(monkeypatch, soft, shards, most):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
+    assert open_files_max(shards) == most
 
 
 # --- damage -------------------------------------------------------------------------------------
