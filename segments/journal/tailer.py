@@ -106,7 +106,10 @@ class Tailer:
         self._at = 0
         place = read_place(root, name) if name is not None else None
         if place is not None:
-            self._cursor.seek(place.following)
+            following = place.following
+            if wakes is None:  # no writer has looked at it yet, perhaps
+                following = min(following, _end_of(view))
+            self._cursor.seek(following)
         elif isinstance(start, int):
             self._cursor.seek(_number(start))
         elif start in ("start", "end"):
@@ -339,6 +342,16 @@ class _Loop:
 
     async def __anext__(self) -> LogRecord:
         return await self._tailer._turn()
+
+
+def _end_of(view: View) -> int:
+    """Number of the record that is appended next, as far as the folder says."""
+    cursor = LogCursor(view, lambda _: None)
+    try:
+        cursor.seek_end()
+        return cursor.following
+    finally:
+        cursor.close()
 
 
 def _number(value: int) -> int:
