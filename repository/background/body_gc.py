@@ -206,14 +206,17 @@ class BodyGC:
         if bodies is None or not bodies.to_look:
             return
         looked = 0
-        for file in bodies.files.files():
-            number = file.number
-            if number not in bodies.to_look or number == bodies.files.current:
-                continue
-            if bodies.is_busy(number):
+        for number in sorted(bodies.to_look):  # there may be very many others: they are not listed
+            if number == bodies.files.current or bodies.is_busy(number):
                 continue
             if self._is_held(shard) or looked >= LOOK_FILES:
                 return
+            file = bodies.files.file(number)
+            if file is None:
+                if not bodies.files.is_known(number):  # of an upload that was broken off
+                    bodies.to_look.discard(number)
+                    bodies.died.discard(number)
+                continue
             looked += 1
             if number in bodies.died:
                 bodies.died.discard(number)

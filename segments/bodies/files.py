@@ -341,13 +341,26 @@ class BodyFiles:
 
     def files(self) -> list[BodyFile]:
         """All that are there, by number; of the current one the bytes that were written."""
-        found = []
-        for number in self._numbers():
-            try:
-                found.append(BodyFile(number, os.stat(self.path(number)).st_size))
-            except FileNotFoundError:
-                continue
-        return found
+        return [file for number in self._numbers() if (file := self.file(number)) is not None]
+
+    def file(self, number: int) -> BodyFile | None:
+        """The file of a number; None: it is not there. Of the current one what was written.
+
+        Raises:
+            StorageError: it cannot be looked at.
+        """
+        if number in self._leaving:
+            return None
+        try:
+            return BodyFile(number, os.stat(self.path(number)).st_size)
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise self._error(exc) from exc
+
+    def is_known(self, number: int) -> bool:
+        """Whether a file of this number was there at open or has been begun, and not forgotten."""
+        return number in self._known
 
     def forget(self, number: int) -> None:
         """Nothing points to it any more, durably: it is no longer listed, and is to be unlinked."""
