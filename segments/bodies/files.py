@@ -384,7 +384,9 @@ class BodyFiles:
             self._leaving.discard(number)
 
     def _numbers(self) -> list[int]:
-        return [n for n in list_numbers(self.folder) if n not in self._leaving]
+        # A streamed body has its name before it is taken in. It may be discarded yet.
+        away = self._leaving.union([body.number for body in self._streams])
+        return [n for n in list_numbers(self.folder) if n not in away]
 
     def punch(self, number: int, offset: int, size: int) -> int:
         """Give the pages of a dead range of a sealed file back. Returns how many bytes went.
