@@ -107,7 +107,8 @@ class Tailer:
         place = read_place(root, name) if name is not None else None
         if place is not None:
             following = place.following
-            if wakes is None:  # no writer has looked at it yet, perhaps
+            # Perhaps no writer has looked at it since a power cut.
+            if wakes is None and following > _newest_of(view):
                 following = min(following, _end_of(view))
             self._cursor.seek(following)
         elif isinstance(start, int):
@@ -342,6 +343,12 @@ class _Loop:
 
     async def __anext__(self) -> LogRecord:
         return await self._tailer._turn()
+
+
+def _newest_of(view: View) -> int:
+    """The first record of the newest file: no place up to it is behind the end."""
+    files = view.files()
+    return files[-1].first if files else 0
 
 
 def _end_of(view: View) -> int:
