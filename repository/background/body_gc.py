@@ -123,7 +123,7 @@ class BodyGC:
                 bodies = shard.bodies
                 if bodies is None or bodies.is_replica or shard.coalescer.refused_write is not None:
                     continue
-                if bodies.files.left_parts or bodies.files.files():
+                if bodies.files.left_parts or bodies.files.numbers():
                     try:
                         await self._remove_some(shard, bodies)
                     except LodeqError:
@@ -134,7 +134,7 @@ class BodyGC:
     async def _remove_some(self, shard: Shard, bodies: Bodies) -> None:
         if not bodies.is_known:
             await self._begin(shard, bodies)
-        numbers = [file.number for file in bodies.files.files()]
+        numbers = bodies.files.numbers()
         first = (shard.next_epoch >> 40) * LOOK_FILES % max(1, len(numbers))
         removed = 0
         for number in (numbers[first:] + numbers[:first])[:LOOK_FILES]:
@@ -177,7 +177,7 @@ class BodyGC:
         try:
             if bodies.files.left_parts:
                 await self._state.spawner.run_in_thread(bodies.files.remove_left_parts)
-            bodies.to_look.update(file.number for file in bodies.files.files())
+            bodies.to_look.update(bodies.files.numbers())
             await self._check_sample(shard, bodies)
         except LodeqError as error:  # of this shard: with unreadable rows no file may go
             bodies.is_doubted = True

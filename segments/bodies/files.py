@@ -279,7 +279,7 @@ class BodyFiles:
     def seal_all(self) -> list[str]:
         """Seal, and return all files there are: no row that is there now leads to another."""
         self.seal()
-        return [os.path.basename(self.path(number)) for number in self._numbers()]
+        return [os.path.basename(self.path(number)) for number in self.numbers()]
 
     def sync(self) -> None:
         """Make durable all that was appended before this call. In any thread; blocks.
@@ -341,7 +341,7 @@ class BodyFiles:
 
     def files(self) -> list[BodyFile]:
         """All that are there, by number; of the current one the bytes that were written."""
-        return [file for number in self._numbers() if (file := self.file(number)) is not None]
+        return [file for number in self.numbers() if (file := self.file(number)) is not None]
 
     def file(self, number: int) -> BodyFile | None:
         """The file of a number; None: it is not there. Of the current one what was written.
@@ -383,7 +383,8 @@ class BodyFiles:
         finally:
             self._leaving.discard(number)
 
-    def _numbers(self) -> list[int]:
+    def numbers(self) -> list[int]:
+        """Numbers of all that are there, ascending. It lists the folder, and looks at no file."""
         # A streamed body has its name before it is taken in. It may be discarded yet.
         away = self._leaving.union([body.number for body in self._streams])
         return [n for n in list_numbers(self.folder) if n not in away]
