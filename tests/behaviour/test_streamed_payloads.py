@@ -304,6 +304,26 @@ async def test_a_cancelled_stream_leaves_nothing(tmp_path: Path) -> None:
 
 
 @on_loop
+async def test_empty_slices_are_not_kept(tmp_path: Path) -> None:
+    async def mostly_nothing() -> AsyncIterator[bytes]:
+        for part in (b"a", b"b"):
+            for _ in range(100_000):
+                yield b""
+            yield part
+
+    async with opened(tmp_path) as engine:
+        queue = engine.queue("q")
+        tracemalloc.start()
+        try:
+            await queue.enqueue_stream(mostly_nothing())
+            assert tracemalloc.get_traced_memory()[1] < 400_000  # a list of them takes 1.6 MB
+        finally:
+            tracemalloc.stop()
+        (lease,) = await queue.claim()
+        assert lease.payload == b"ab"
+
+
+@on_loop
 async def test_a_checkpoint_does_not_fail_over_a_stream_that_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
