@@ -123,7 +123,7 @@ class BodyGC:
                 bodies = shard.bodies
                 if bodies is None or bodies.is_replica or shard.coalescer.refused_write is not None:
                     continue
-                if bodies.files.left_parts or bodies.files.files():
+                if bodies.files.left_parts or bodies.files.numbers():
                     try:
                         await self._remove_some(shard, bodies)
                     except LodeqError:
@@ -134,7 +134,7 @@ class BodyGC:
     async def _remove_some(self, shard: Shard, bodies: Bodies) -> None:
         if not bodies.is_known:
             await self._begin(shard, bodies)
-        numbers = [file.number for file in bodies.files.files()]
+        numbers = bodies.files.numbers()
         first = (shard.next_epoch >> 40) * LOOK_FILES % max(1, len(numbers))
         removed = 0
         for number in (numbers[first:] + numbers[:first])[:LOOK_FILES]:
@@ -177,7 +177,7 @@ class BodyGC:
         try:
             if bodies.files.left_parts:
                 await self._state.spawner.run_in_thread(bodies.files.remove_left_parts)
-            bodies.to_look.update(file.number for file in bodies.files.files())
+            bodies.to_look.update(bodies.files.numbers())
             await self._check_sample(shard, bodies)
         except LodeqError as error:  # of this shard: with unreadable rows no file may go
             bodies.is_doubted = True
@@ -206,14 +206,17 @@ class BodyGC:
         if bodies is None or not bodies.to_look:
             return
         looked = 0
-        for file in bodies.files.files():
-            number = file.number
-            if number not in bodies.to_look or number == bodies.files.current:
-                continue
-            if bodies.is_busy(number):
+        for number in sorted(bodies.to_look):  # there may be very many others: they are not listed
+            if number == bodies.files.current or bodies.is_busy(number):
                 continue
             if self._is_held(shard) or looked >= LOOK_FILES:
                 return
+            file = bodies.files.file(number)
+            if file is None:
+                if not bodies.files.is_known(number):  # of an upload that was broken off
+                    bodies.to_look.discard(number)
+                    bodies.died.discard(number)
+                continue
             looked += 1
             if number in bodies.died:
                 bodies.died.discard(number)

@@ -112,8 +112,12 @@ async def find_floor(state: EngineState, shard_queue: ShardQueue, kind: bytes) -
     Where it is known how many rows there are, they are counted from the end, and no deleted row in
     front of them is met.
     """
-    upper = prefix_end(shard_queue.prefix + kind)
-    if shard_queue.floor(kind) == shard_queue.prefix + kind or row_count(shard_queue, kind) == 0:
+    upper, floor = prefix_end(shard_queue.prefix + kind), shard_queue.floor(kind)
+    if kind in _RAISED:
+        is_known = floor != shard_queue.prefix + kind
+    else:  # nothing is remembered: a claim does that, and until then each call would pass them over
+        is_known = shard_queue.shard.overlay.has(floor)
+    if not is_known or row_count(shard_queue, kind) == 0:
         counted = _count_back(shard_queue, kind, _FEW)
         if counted is not None:
             return counted

@@ -56,6 +56,8 @@ async def enqueue_stream(
     with ExitStack() as stack:
         try:
             async for chunk in chunks:
+                if not chunk:  # of a source that has nothing yet: there may be any number
+                    continue
                 size += len(chunk)
                 if size > limit:
                     raise too_large("payload", size, limit)

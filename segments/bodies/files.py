@@ -279,7 +279,7 @@ class BodyFiles:
     def seal_all(self) -> list[str]:
         """Seal, and return all files there are: no row that is there now leads to another."""
         self.seal()
-        return [os.path.basename(self.path(number)) for number in self._numbers()]
+        return [os.path.basename(self.path(number)) for number in self.numbers()]
 
     def sync(self) -> None:
         """Make durable all that was appended before this call. In any thread; blocks.
@@ -341,13 +341,26 @@ class BodyFiles:
 
     def files(self) -> list[BodyFile]:
         """All that are there, by number; of the current one the bytes that were written."""
-        found = []
-        for number in self._numbers():
-            try:
-                found.append(BodyFile(number, os.stat(self.path(number)).st_size))
-            except FileNotFoundError:
-                continue
-        return found
+        return [file for number in self.numbers() if (file := self.file(number)) is not None]
+
+    def file(self, number: int) -> BodyFile | None:
+        """The file of a number; None: it is not there. Of the current one what was written.
+
+        Raises:
+            StorageError: it cannot be looked at.
+        """
+        if number in self._leaving:
+            return None
+        try:
+            return BodyFile(number, os.stat(self.path(number)).st_size)
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise self._error(exc) from exc
+
+    def is_known(self, number: int) -> bool:
+        """Whether a file of this number was there at open or has been begun, and not forgotten."""
+        return number in self._known
 
     def forget(self, number: int) -> None:
         """Nothing points to it any more, durably: it is no longer listed, and is to be unlinked."""
@@ -370,8 +383,11 @@ class BodyFiles:
         finally:
             self._leaving.discard(number)
 
-    def _numbers(self) -> list[int]:
-        return [n for n in list_numbers(self.folder) if n not in self._leaving]
+    def numbers(self) -> list[int]:
+        """Numbers of all that are there, ascending. It lists the folder, and looks at no file."""
+        # A streamed body has its name before it is taken in. It may be discarded yet.
+        away = self._leaving.union([body.number for body in self._streams])
+        return [n for n in list_numbers(self.folder) if n not in away]
 
     def punch(self, number: int, offset: int, size: int) -> int:
         """Give the pages of a dead range of a sealed file back. Returns how many bytes went.

@@ -106,7 +106,11 @@ class Tailer:
         self._at = 0
         place = read_place(root, name) if name is not None else None
         if place is not None:
-            self._cursor.seek(place.following)
+            following = place.following
+            # Perhaps no writer has looked at it since a power cut.
+            if wakes is None and following > _newest_of(view):
+                following = min(following, _end_of(view))
+            self._cursor.seek(following)
         elif isinstance(start, int):
             self._cursor.seek(_number(start))
         elif start in ("start", "end"):
@@ -339,6 +343,22 @@ class _Loop:
 
     async def __anext__(self) -> LogRecord:
         return await self._tailer._turn()
+
+
+def _newest_of(view: View) -> int:
+    """The first record of the newest file: no place up to it is behind the end."""
+    files = view.files()
+    return files[-1].first if files else 0
+
+
+def _end_of(view: View) -> int:
+    """Number of the record that is appended next, as far as the folder says."""
+    cursor = LogCursor(view, lambda _: None)
+    try:
+        cursor.seek_end()
+        return cursor.following
+    finally:
+        cursor.close()
 
 
 def _number(value: int) -> int:

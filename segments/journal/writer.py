@@ -44,8 +44,10 @@ from .layout import (
     lock_path,
     log_path,
     make_folders,
+    tailer_path,
 )
 from .log_format import HEADER_BYTES, encode_end, encode_frame, encode_header
+from .positions import put_back_places
 from .recovery import INDEX_EVERY, Found, LogFinding, examine, read_position
 from .roll import Roll
 from .small_files import IndexEntry, LogIndex, encode_index
@@ -145,6 +147,12 @@ class LogWriter:
                 self._leave()
             self.following = max(self.following, position.durable + 1)
             self.durable = position.durable
+        for name, place in put_back_places(self.root, self.following, self.clock.wall_us()):
+            text = (
+                f"its tailer had read up to record {place.following - 1}, and the journal ends "
+                f"before record {self.following}: it goes on there"
+            )
+            self.findings.append(LogFinding(tailer_path(self.root, name), 0, 0, text))
         self._note = PositionFile(self.root, position)
         self.flushed = self.following - 1
 

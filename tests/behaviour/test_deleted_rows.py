@@ -13,6 +13,7 @@ from lodeq.engine.store.memory import MemoryView
 from lodeq.repository.background.expiry_sweep import next_expiry_ms
 from lodeq.repository.background.state_rebuild import deadline_slices
 from lodeq.repository.state import turns as turns_module
+from lodeq.repository.state.queue_state import ShardQueue
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_in_memory
 
@@ -259,6 +260,24 @@ async def test_deleted_rows_are_passed_over_once(turns, state, met):
         turns.total = 0
         assert await mail.list(state) == first
         assert turns.total <= 1
+
+
+async def test_ready_rows_behind_deleted_ones_are_found_from_the_end_until_a_claim(
+    turns, monkeypatch
+):
+    """After a purge no row is where the ready rows began: nothing but a claim remembers that."""
+    async with filled(turns) as (_, mail, _):
+        wanted = [task.id for task in await mail.list("ready")]
+        front, floor = ks.ready_key(PREFIX, 9, 1, IDS[1]), ShardQueue.floor
+
+        def before(shard_queue, kind):
+            return front if kind == ks.READY else floor(shard_queue, kind)
+
+        monkeypatch.setattr(ShardQueue, "floor", before)
+        turns.total = 0
+        for _ in range(3):
+            assert [task.id for task in await mail.list("ready")] == wanted
+        assert turns.total == 0
 
 
 async def test_where_nothing_is_there_is_nothing_to_pass_over(turns):

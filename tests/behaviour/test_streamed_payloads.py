@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from io import BytesIO, StringIO
@@ -21,8 +22,12 @@ from lodeq.engine.bulk.ranges import key_ranges
 from lodeq.engine.bulk.reader import open_shard
 from lodeq.engine.records.keyspace import BODY, BODY_AT, BODY_AT_END, BODY_END
 from lodeq.engine.records.task import WHOLE_BYTES_MAX
+from lodeq.engine.recovery.checkpoint import checkpoint_bodies
+from lodeq.repository.api import runtime
 from lodeq.repository.api.in_place_reshard import reshard
+from lodeq.segments.bodies.layout import Location
 from lodeq.segments.bodies.reader import BodyReader
+from lodeq.segments.bodies.streams import StreamWriter
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
 
@@ -296,6 +301,61 @@ async def test_a_cancelled_stream_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert files_of(tmp_path) == []
+
+
+@on_loop
+async def test_empty_slices_are_not_kept(tmp_path: Path) -> None:
+    async def mostly_nothing() -> AsyncIterator[bytes]:
+        for part in (b"a", b"b"):
+            for _ in range(100_000):
+                yield b""
+            yield part
+
+    async with opened(tmp_path) as engine:
+        queue = engine.queue("q")
+        tracemalloc.start()
+        try:
+            await queue.enqueue_stream(mostly_nothing())
+            assert tracemalloc.get_traced_memory()[1] < 400_000  # a list of them takes 1.6 MB
+        finally:
+            tracemalloc.stop()
+        (lease,) = await queue.claim()
+        assert lease.payload == b"ab"
+
+
+@on_loop
+async def test_a_checkpoint_does_not_fail_over_a_stream_that_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renamed, cancelled = asyncio.Event(), threading.Event()
+    loop, finish, link = asyncio.get_running_loop(), StreamWriter._finish, checkpoint_bodies
+
+    def named(body: StreamWriter, *, is_durable: bool) -> Location:
+        at = finish(body, is_durable=is_durable)
+        loop.call_soon_threadsafe(renamed.set)
+        linking.wait(60)
+        return at
+
+    def linked(*files: Any) -> None:
+        linking.set()
+        cancelled.wait(60)
+        link(*files)
+
+    linking = threading.Event()
+    monkeypatch.setattr(StreamWriter, "_finish", named)
+    monkeypatch.setattr(runtime, "checkpoint_bodies", linked)
+    async with opened(tmp_path) as engine:
+        await engine.queue("q").enqueue(bytes(50_000))
+        upload = asyncio.create_task(engine.queue("q").enqueue_stream(slices_of(5 * MIB)))
+        await renamed.wait()
+        checkpoint = asyncio.create_task(engine.checkpoint(tmp_path / "c"))
+        await asyncio.sleep(0)
+        upload.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await upload
+        cancelled.set()
+        await checkpoint
+        assert os.listdir(tmp_path / "c" / "bodies0") == ["1.sqs"]
 
 
 @on_loop

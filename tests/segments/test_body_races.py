@@ -486,3 +486,49 @@ async def test_a_close_in_the_middle_of_a_first_look_is_no_failure(
     await looked.wait()
     await engine.close()
     assert caplog.records == []
+
+
+@on_loop
+async def test_a_pass_looks_at_the_files_in_which_something_died_and_at_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Opened(tmp_path) as rig:
+        for _ in range(20):
+            await rig.fill(1)
+        await rig.look()
+        assert not rig.bodies.to_look
+        receipt = await rig.queue.enqueue(os.urandom(SIZE))
+        await rig.engine.cancel(receipt.id)  # the current file is left alone, pass after pass
+        current = rig.bodies.files.current
+        assert rig.bodies.to_look == {current}
+        looked: list[str] = []
+        stat = os.stat
+
+        def counted(path: Any, **how: Any) -> os.stat_result:
+            looked.append(os.path.basename(path))
+            return stat(path, **how)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("lodeq.segments.bodies.files.os.stat", counted)
+            for _ in range(3):
+                await rig.look()
+        assert [name for name in looked if name.endswith(".sqs")] == []
+        rig.bodies.files.seal()
+        await rig.look()
+        assert not rig.bodies.to_look
+
+
+@on_loop
+async def test_nothing_is_kept_of_uploads_that_were_broken_off(tmp_path: Path) -> None:
+    async with Opened(tmp_path) as rig:
+
+        async def broken() -> Any:
+            yield bytes(4 << 20)
+            raise ZeroDivisionError
+
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                await rig.queue.enqueue_stream(broken())
+        await rig.look()
+        assert not rig.bodies.to_look
+        assert rig.files() == []

@@ -1,6 +1,7 @@
 """Where a tailer is after its loop was left, and what reading back tells."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,8 @@ from support_loop import on_loop, settle
 import lodeq
 from lodeq.errors import UsageError
 from lodeq.segments.journal.journal import Journal
-from lodeq.segments.journal.open import open_journal
+from lodeq.segments.journal.layout import list_files
+from lodeq.segments.journal.open import open_journal, open_tailer
 from lodeq.segments.journal.retention import remove_file
 from lodeq.segments.journal.tailer import Tailer
 from lodeq.testing import ManualClock
@@ -206,3 +208,64 @@ async def test_a_number_that_no_record_has_is_refused(tmp_path: Path, number: in
         with pytest.raises(UsageError, match="above any"):
             journal.tailer(start=number)
         assert tailer.following == 1
+
+
+def size_of(path: str) -> int:
+    return os.stat(path).st_size
+
+
+async def cut_behind_a_tailer(path: Path) -> None:
+    """A power cut that kept the place of a tailer, and took four records that it had finished."""
+    async with open_journal(path, clock=ManualClock(), flush="sync") as journal:
+        await journal.append(b"1")
+    log = list_files(str(path))[0].path
+    durable = size_of(log)
+    async with open_journal(path, clock=ManualClock(), flush="sync") as journal:
+        await journal.append_many([b"2", b"3", b"4", b"5"])
+        for name in ("mailer", "slow"):
+            tailer = journal.tailer(name)
+            await tailer.read(5 if name == "mailer" else 1)
+            tailer.store()
+    (path / "position").unlink()
+    os.truncate(log, durable)
+
+
+@on_loop
+async def test_a_tailer_whose_records_a_power_cut_took_gets_those_that_come_instead(
+    tmp_path: Path,
+) -> None:
+    await cut_behind_a_tailer(tmp_path / "j")
+    async with open_journal(tmp_path / "j", clock=ManualClock()) as journal:
+        (finding,) = journal.findings
+        assert finding.path.endswith("mailer")
+        assert "up to record 5" in finding.reason
+        await journal.append_many([b"%d" % i for i in range(7)], until="flushed")
+        for name in ("mailer", "slow"):
+            tailer = journal.tailer(name)
+            assert [record.payload for record in await tailer.read()] == [
+                b"%d" % i for i in range(7)
+            ]
+            assert not tailer.gaps
+    async with open_journal(tmp_path / "j", clock=ManualClock()) as journal:
+        assert journal.findings == ()
+
+
+@on_loop
+async def test_a_tailer_that_comes_before_the_writer_is_not_behind_the_end(tmp_path: Path) -> None:
+    await cut_behind_a_tailer(tmp_path / "j")
+    early = open_tailer(tmp_path / "j", "mailer", clock=ManualClock())
+    assert early.following == 2
+    async with open_journal(tmp_path / "j", clock=ManualClock()) as journal:
+        await journal.append(b"new", until="flushed")
+        assert [record.payload for record in await early.read()] == [b"new"]
+    early.close()
+
+
+@on_loop
+async def test_a_damaged_place_of_a_tailer_does_not_hold_up_the_journal(tmp_path: Path) -> None:
+    await cut_behind_a_tailer(tmp_path / "j")
+    (tmp_path / "j" / "tailers" / "aaa").write_bytes(b"no place")
+    async with open_journal(tmp_path / "j", clock=ManualClock()) as journal:
+        assert journal.tailer("mailer").following == 2
+        with pytest.raises(lodeq.CorruptionError):
+            journal.tailer("aaa")
