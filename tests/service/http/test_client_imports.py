@@ -61,7 +61,7 @@ with lodeq.sync.connect(URL) as engine:
     assert isinstance(engine.result(lease.task_id, wait=5), lodeq.Result)
     assert isinstance(engine.verify(), lodeq.VerifyReport) and engine.queues()
 """
-# Ids, names, and the values that users see. None of them knows a store.
+# Ids, names, the values that users see, and the loop. None of them knows a store.
 ENGINE = {
     "engine",
     "engine.records",
@@ -77,7 +77,11 @@ ENGINE = {
     "engine.records.task",  # how many attempts a record counts
     "engine.runtime",
     "engine.runtime.clock",
+    "engine.runtime.current_loop",  # which runs the heartbeats of a stream
+    "engine.runtime.event_loop",
     "engine.runtime.ids",
+    "engine.runtime.on_asyncio",
+    "engine.runtime.shielded",
     "engine.runtime.task_id",
     "engine.values",
 }
