@@ -130,12 +130,21 @@ class SimBodyFiles:
     def data_offset(self, number: int) -> int:
         return HEAD
 
+    def numbers(self) -> list[int]:
+        return sorted(self._disk.files.keys() - self._leaving)
+
+    def is_known(self, number: int) -> bool:
+        return number in self._disk.files
+
+    def file(self, number: int) -> BodyFile | None:
+        records = self._disk.files.get(number)
+        if records is None or number in self._leaving:
+            return None
+        size = HEAD + sum(HEAD + len(record.body) for record in records.values())
+        return BodyFile(number, size)
+
     def files(self) -> list[BodyFile]:
-        return [
-            BodyFile(number, HEAD + sum(HEAD + len(record.body) for record in records.values()))
-            for number, records in sorted(self._disk.files.items())
-            if number not in self._leaving
-        ]
+        return [file for number in self.numbers() if (file := self.file(number)) is not None]
 
     def forget(self, number: int) -> None:
         self._leaving.add(number)

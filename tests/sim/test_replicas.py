@@ -176,6 +176,7 @@ SLICED_BUGS = [
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+@pytest.mark.sample
 def test_nothing_acknowledged_is_lost_and_nothing_happens_twice():
     acknowledged = faults = 0
     for seed in range(FIRST, FIRST + SEEDS):
