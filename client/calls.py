@@ -166,7 +166,7 @@ class Call(NamedTuple):
 
     @property
     def lost_text(self) -> str:
-        """What to do where its answer was lost."""
+        """The text of the error where its answer was lost, with what to do."""
         name = self.path.rpartition("/")[2]
         cure = "so retry with the same dedup key"
         if self.counts is not None or name in _GO_ON:

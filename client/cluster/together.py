@@ -20,7 +20,7 @@ Take = Callable[[str, int, float], Awaitable[list[Any]]]
 
 
 async def gather(asks: Sequence[Ask[T]]) -> list[T | LodeqError]:
-    """What each of them returns or raises, in order."""
+    """Ask all; returns each one's answer or error, in order."""
     found: list[T | LodeqError] = [LodeqError("not asked")] * len(asks)
 
     async def one(n: int, ask: Ask[T]) -> None:

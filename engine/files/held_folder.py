@@ -13,7 +13,7 @@ __all__ = ["HeldFolder", "Place"]
 
 
 class Place(Enum):
-    """What is at the path of a folder."""
+    """The state of a folder's path."""
 
     SAME = "same"
     NOTHING = "nothing"
@@ -34,7 +34,7 @@ class HeldFolder:
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def look(self) -> Place:
-        """What is at its path now; what cannot be seen is taken for the same."""
+        """Look at its path; one that cannot be seen is taken for the same."""
         try:
             found = os.stat(self._path)
         except (FileNotFoundError, NotADirectoryError):

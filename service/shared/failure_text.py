@@ -1,4 +1,4 @@
-"""What people read of a call that failed: why, how far it came, and how it goes on."""
+"""The text of a failed call for people: why, how far it came, and how it goes on."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ async def trimmed(engine, trim, then=lambda step: None):
 async def test_a_shard_that_is_lost_meanwhile_is_trimmed_by_whoever_leads_it_next(
     clock, monkeypatch, step, is_again_at_once
 ):
-    """What was found of it while it was lost, or led before, says nothing of its history now."""
+    """Whatever was found while it was lost, or led before, says nothing of its history now."""
     monkeypatch.setattr(history_trim, "SLICE", 4)
     cluster = Cluster()
     async with (

@@ -570,7 +570,7 @@ async def test_a_task_whose_dependencies_take_too_long_is_refused(clock):
 async def test_all_that_was_to_be_asked_elsewhere_is_asked_here_once_that_shard_is_here(
     clock, monkeypatch
 ):
-    """Of several shards' joins, and more than is told at once."""
+    """Joins of several shards, and more than goes into one document."""
     monkeypatch.setattr(other_leaders, "SLICE", 1)
     cluster, calls = Cluster(), Calls()
     options = {"clock": clock, "shards": 3, "reaper": False}

@@ -1,4 +1,4 @@
-"""What clients of a simulated cluster do beside the usual: delays, cancels, waits for results.
+"""Rarer calls of a simulated cluster's clients: delays, cancels, waits for results.
 
 It has draws of its own, so that worlds without it are what they were. The rules, beside those of
 ``replicas.Judge``:

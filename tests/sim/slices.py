@@ -76,11 +76,11 @@ class Slices:
         self.given = 0  # turns
 
     def delay(self) -> float:
-        """Of a task that is enqueued in a sliced world: what falls due while a shard is gained."""
+        """The delay of a task in a sliced world: some fall due while a shard is gained."""
         return self.draw.choice((0.0, 0.0, 0.1, 1.0, 3.0)) if self.is_on else 0.0
 
     def tenant(self) -> str:
-        """Of a task; there may be more than one slice of them."""
+        """The tenant of a task; there may be more than one slice of them."""
         return self.draw.choice(("", "", "a", "b", "c", "d")) if self.is_on else ""
 
     @contextmanager

@@ -29,7 +29,7 @@ def _begun(thread: Thread) -> bool:
 
 
 def gather(asks: Sequence[Ask[T]]) -> list[T | LodeqError]:
-    """What each of them returns or raises, in order.
+    """Ask all; returns each one's answer or error, in order.
 
     The first runs in the caller's thread, and so do those for which no thread can be started.
     """

@@ -1,4 +1,4 @@
-"""What the routes of a node answer, whatever is sent."""
+"""Answers of the routes of a node, whatever is sent."""
 
 import httpx
 import pytest

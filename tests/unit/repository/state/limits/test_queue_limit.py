@@ -56,7 +56,7 @@ def test_a_window_that_is_filled_knows_the_starts_that_somebody_remembers(n, per
 
 
 def test_a_start_that_is_remembered_late_is_over_as_well():
-    """What was filled may be over by then: a leader may have read many leases before this one."""
+    """The filled part may be over by then: a leader may read many leases before this one."""
     window = Window(2, 10)
     window.fill(40, 2)
     assert window.free(50) == 2
