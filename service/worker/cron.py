@@ -170,7 +170,8 @@ class Cron:
             )
             receipt = await sending.enqueue()
             entry.last, entry.last_id = tick, str(receipt.id)
-            entry.due.remove(tick)
+            if tick in entry.due:  # else a drain beside the worker has enqueued it, too
+                entry.due.remove(tick)
         entry.was_refused = False
 
     async def run(self) -> None:

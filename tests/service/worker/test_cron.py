@@ -277,3 +277,16 @@ async def test_a_tick_that_was_refused_for_hours_is_given_up(caplog):
         assert (await full.stats()).ready == 12  # those of the last hour
     said = [one for one in caplog.records if getattr(one, "event", "") == "tick_given_up"]
     assert len(said) == 36
+
+
+async def test_a_drain_beside_a_worker_enqueues_a_tick_that_both_see_once():
+    clock, (app, ran) = StillClock(), ticking()
+    async with in_memory(clock) as engine, app.use(engine), app.work() as worker:
+        await settle()
+        entry = app._cron.entries[0]
+        entry.note(datetime.fromtimestamp(clock.wall_us() / 1e6, UTC))  # wakes the worker
+        await app._cron.flush()
+        await settle()
+        assert not worker.finished.is_set()
+        assert (worker.error, list(entry.due), len(ran)) == (None, [], 1)
+        assert (await engine.stats()).completed_total == 1
