@@ -101,7 +101,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.is_dead = False
         self.steps = 0
         self.complaints: list[str] = []  # messages that a real loop would log
-        self.on_step: Callable[[], None] = lambda: None
+        self.on_step: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<SimLoop step {self.steps} at {self._time.now_s:.6f}>"
@@ -140,20 +140,23 @@ class SimLoop(asyncio.AbstractEventLoop):
         if self.steps > STEPS_MAX:
             raise EndlessError(f"no end after {STEPS_MAX} steps")
         time, timers, ready = self._time, self._timers, self._ready
-        time.now_s += STEP_S
+        now_s = time.now_s + STEP_S
         if not ready:
             while timers and timers[0][2].cancelled():
                 heappop(timers)
             if not timers:
                 raise DeadlockError(f"nothing will ever run again; waiting: {self._waiting()}")
-            time.now_s = max(time.now_s, timers[0][0])
-        while timers and timers[0][0] <= time.now_s:
+            if timers[0][0] > now_s:
+                now_s = timers[0][0]
+        time.now_s = now_s
+        while timers and timers[0][0] <= now_s:
             ready.append(heappop(timers)[2])
         count = len(ready)
         at = 0 if count == 1 or self._is_fifo else int(self._random.random() * count)
-        self.on_step()
-        if self.is_dead:
-            return
+        if self.on_step is not None:
+            self.on_step()
+            if self.is_dead:
+                return
         handle = ready.pop(at)
         try:
             handle.run()
@@ -204,9 +207,12 @@ class SimLoop(asyncio.AbstractEventLoop):
     ) -> _Handle:
         """Make a callback ready at ``when``."""
         handle = _Handle(callback, args, context, when)
+        self._line_up(when, handle)
+        return handle
+
+    def _line_up(self, when: float, handle: _Handle) -> None:
         self._n += 1
         heappush(self._timers, (when, self._n, handle))
-        return handle
 
     def call_later(  # type: ignore[override]
         self,

@@ -30,6 +30,30 @@ class GoneError(LodeqError):
     """The process died before it answered: nobody knows what became of the call."""
 
 
+class _ProcessHandle(_Handle):
+    """A callback of a process, in the line of the simulation's loop."""
+
+    __slots__ = ("process",)
+    process: SimProcess  # assigned by whoever makes it, which spares each callback a call
+
+    def run(self) -> None:
+        """Run it as the process, unless that is dead or frozen."""
+        process = self.process
+        if process.is_dead:
+            return
+        if process._held is not None:
+            process._held.append(self)
+            return
+        outer = events._get_running_loop()
+        events._set_running_loop(process)
+        try:
+            super().run()
+        except Exception as error:  # noqa: BLE001 - a loop outlives its callbacks
+            process.call_exception_handler({"message": f"a callback failed: {error!r}"})
+        finally:
+            events._set_running_loop(outer)
+
+
 class SimProcess(SimLoop):
     """One process of a simulation.
 
@@ -42,7 +66,7 @@ class SimProcess(SimLoop):
         super().__init__(parent._time, parent._random)
         self.name = name
         self._parent = parent
-        self._held: list[Callable[[], object]] | None = None  # None: it is not frozen
+        self._held: list[_ProcessHandle] | None = None  # None: it is not frozen
         self._asked: dict[asyncio.Future[Any], None] = {}  # in order: a seed repeats it
 
     def __repr__(self) -> str:
@@ -78,8 +102,7 @@ class SimProcess(SimLoop):
     def thaw(self) -> None:
         """Let it go on: everything that has waited runs."""
         held, self._held = self._held, None
-        for fn in held or ():
-            self.call_soon(fn)
+        self._parent._ready += held or ()
 
     @property
     def is_frozen(self) -> bool:
@@ -132,22 +155,6 @@ class SimProcess(SimLoop):
 
     # -- scheduling ------------------------------------------------------------------------
 
-    def _enter(self, fn: Callable[[], object]) -> None:
-        """Run ``fn`` as this process, unless it is dead or frozen."""
-        if self.is_dead:
-            return
-        if self._held is not None:
-            self._held.append(fn)
-            return
-        outer = events._get_running_loop()
-        events._set_running_loop(self)
-        try:
-            fn()
-        except Exception as error:  # noqa: BLE001 - a loop outlives its callbacks
-            self.call_exception_handler({"message": f"a callback failed: {error!r}"})
-        finally:
-            events._set_running_loop(outer)
-
     def call_soon(  # type: ignore[override]
         self,
         callback: Callable[..., object],
@@ -155,8 +162,9 @@ class SimProcess(SimLoop):
         context: contextvars.Context | None = None,
     ) -> _Handle:
         """Make a callback ready, among those of all processes."""
-        handle = _Handle(callback, args, context, self._time.now_s)
-        self._parent.call_soon(self._enter, handle.run)
+        handle = _ProcessHandle(callback, args, context, self._time.now_s)
+        handle.process = self
+        self._parent._ready.append(handle)
         return handle
 
     call_soon_threadsafe = call_soon
@@ -169,8 +177,9 @@ class SimProcess(SimLoop):
         context: contextvars.Context | None = None,
     ) -> _Handle:
         """Make a callback ready at ``when``."""
-        handle = _Handle(callback, args, context, when)
-        self._parent.call_at(when, self._enter, handle.run)
+        handle = _ProcessHandle(callback, args, context, when)
+        handle.process = self
+        self._parent._line_up(when, handle)
         return handle
 
     def run(self, main: Coroutine[Any, Any, T]) -> T | None:

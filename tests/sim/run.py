@@ -82,7 +82,7 @@ def run_seeds(
     gc.collect()
     gc.freeze()  # a whole test session may be in memory: no child has to look through it
     try:
-        with context.Pool(count) as pool:
+        with context.Pool(count, initializer=gc.disable) as pool:  # each chunk collects once
             done = pool.imap(partial(_run_chunk, run_one=run_one), chunks)
             for chunk, failed in zip(chunks, done, strict=True):
                 yield len(chunk), failed
