@@ -4,9 +4,10 @@ Each leader counts its own leases, so after every step that grants something thi
 lease tables of all nodes: nobody has been given a task of a key that was full there. A leader that
 gains a shard takes its leases over, which may be more than the limit: these are not grants. With
 one shard there is one leader at a time, so clients hold no more of a key either, whoever granted
-it: a lease counts from its answer until a call that may end it is made, or its time may be over.
-(All are exported: others go back when another node leads.) That nothing waits for ever is shown at
-the end, where all tasks are drained with the limit as it is.
+it: a lease counts from its answer until a call that may end it is made, or its time may be over;
+that of a task that somebody has tried to cancel does not. (All are exported: others go back when
+another node leads.) That nothing waits for ever is shown at the end, where all tasks are drained
+with the limit as it is.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class ReplicaKeys:
         self.aside = 0  # looks that met a task that was set aside
         self.broken = ""
         self._known: dict[lodeq.Engine, tuple[int, set[bytes]]] = {}  # its claims and its leases
+        self._tried: set[lodeq.TaskId] = set()  # to be cancelled
         self._held: dict[Any, tuple[str, float]] = {}  # by lease: its key, and until when, at least
 
     @contextmanager
@@ -99,7 +101,7 @@ class ReplicaKeys:
     def claimed(self, lease: Any, until: float, now: float) -> str:
         """A lease was answered that lasts so long at least. Returns what is wrong with it."""
         key = lease.labels.get(LABEL)
-        if key is None or not self.has_one_shard:
+        if key is None or not self.has_one_shard or lease.task_id in self._tried:
             return ""
         self._held[lease] = key, until - SURE_S
         held = [one for one, (its, end) in self._held.items() if its == key and end > now]
@@ -108,6 +110,12 @@ class ReplicaKeys:
     def ending(self, lease: Any) -> None:
         """A call that may end it is about to be made."""
         self._held.pop(lease, None)
+
+    def cancelling(self, task_id: lodeq.TaskId) -> None:
+        """A cancel is about to be asked for: it ends any lease of its task, heard of or not."""
+        self._tried.add(task_id)
+        for lease in [one for one in self._held if one.task_id == task_id]:
+            self.ending(lease)
 
 
 def _key(labels: tuple[str, ...]) -> str:

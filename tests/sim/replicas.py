@@ -490,6 +490,8 @@ class ClusterWorld:
         task_id = variety.begin_cancel(judge)
         if task_id is None:
             return
+        if self.keys is not None:
+            self.keys.cancelling(task_id)
         try:
             was_there = await process.ask(lambda: engine.cancel(task_id))
         except (*UNSURE, *REFUSED):

@@ -191,6 +191,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_happens_twice():
     assert faults > 3 * SEEDS
 
 
+@pytest.mark.sample
 def test_no_leader_goes_beyond_a_limit_of_keys():
     """The same worlds with a limit of keys: rule 7, and what waits for a key goes."""
     checked = aside = 0
