@@ -82,6 +82,12 @@ class SimProcess(SimLoop):
         self._held = None
         self._parent.call_soon(self._end)
 
+    def close(self) -> None:
+        """End the process at once, when the simulation runs no more."""
+        self._is_closed = self.is_dead = True
+        self._held = None
+        self._end()
+
     def _end(self) -> None:
         for future in self._asked:
             if not future.done():

@@ -110,6 +110,9 @@ class SimBodyFiles:
     def read_row(self, row: BodyRow) -> bytes | None:
         return self.read(Location(row.file, row.offset, row.size), row.record_id)
 
+    def has_row(self, row: BodyRow) -> bool:
+        return self.read_row(row) is not None
+
     def problem(self, number: int, rows: Sequence[BodyRow]) -> str:
         records = self._disk.files.get(number)
         if records is None:

@@ -632,7 +632,7 @@ class ClusterWorld:
         finally:
             for node in self.nodes:
                 if node.process is not None:
-                    node.process.die()
+                    node.process.close()
             self.loop.close()
         if self.loop.complaints:
             raise RuleBrokenError(f"complaints: {self.loop.complaints[:5]}")
