@@ -754,37 +754,44 @@ class ClusterWorld:
             await asyncio.sleep(2)
         else:
             raise RuleBrokenError("it does not end")
-        for task_id in self.judge.acknowledged:
-            await self.check_ended(task_id)
+        await self.check_ended()
 
     def has_tasks(self, node: SimNode, shard: int) -> bool:
         return bool(node.engine._state.shards[shard].store.scan(TASK, TASK_END, 1))
 
-    async def check_ended(self, task_id: lodeq.TaskId) -> None:
-        """The leader of its shard knows that it is completed, and no follower says it is missing.
+    async def check_ended(self) -> None:
+        """The leader of its shard knows that each is completed, and no follower says it is missing.
 
         A follower may have less, or be behind the floor; it says who leads then.
         """
-        is_known, last = False, None
+        left = set(self.judge.acknowledged)
         for _ in range(10):
+            asked = sorted(left)
             for node in self.nodes:
-                engine = node.engine
-                try:
-                    result = await node.process.ask(lambda e=engine: e.result(task_id))
-                except lodeq.NotLeaderError as error:
-                    last = error
-                    continue
-                except lodeq.TaskNotFoundError as error:
-                    raise RuleBrokenError(f"rule 1: {node.name} says {error}") from error
-                if result is not None and self.variety is not None:
-                    self.variety.check_end(self.judge, task_id, result.status)
-                elif result is not None and result.status != "completed":
-                    raise RuleBrokenError(f"rule 1: {task_id} is {result.status}")
-                is_known = is_known or result is not None
-            if is_known:
+                left -= await node.process.ask(partial(self.known_ends, node, asked))
+            if not left:
                 return
             await asyncio.sleep(1)
-        raise RuleBrokenError(f"rule 1: {task_id} was acknowledged and is lost: {last}")
+        raise RuleBrokenError(f"rule 1: acknowledged and lost are {sorted(left)}")
+
+    async def known_ends(self, node: SimNode, task_ids: list[lodeq.TaskId]) -> set[lodeq.TaskId]:
+        """In the process of a node: those whose end it knows, and that it is a right one."""
+        found = set()
+        for task_id in task_ids:
+            try:
+                result = await node.engine.result(task_id)
+            except lodeq.NotLeaderError:
+                continue
+            except lodeq.TaskNotFoundError as error:
+                raise RuleBrokenError(f"rule 1: {node.name} says {error}") from error
+            if result is None:
+                continue
+            found.add(task_id)
+            if self.variety is not None:
+                self.variety.check_end(self.judge, task_id, result.status)
+            elif result.status != "completed":
+                raise RuleBrokenError(f"rule 1: {task_id} is {result.status}")
+        return found
 
     async def compare(self) -> None:
         """All nodes have the same rows, none has a problem any more, and the log has no gap.
