@@ -116,9 +116,7 @@ def _cancel_slices(
         sources = [part.source for part in parts if not part.status]
         if sources:
             group = shard.coalescer.begin(len(sources) * 256)
-            for source in sources:
-                _cancel_one(state, shard, group, source)
-            yield group, len(sources)
+            yield group, sum([_cancel_one(state, shard, group, source) for source in sources])
     record = join_of(shard, workflow)
     if record is None or not record.flags & CANCELLED_FLAG:
         return
@@ -131,21 +129,23 @@ def _cancel_slices(
     yield group, 0
 
 
-def _cancel_one(state: EngineState, shard: Shard, group: Group, task_id: bytes) -> None:
+def _cancel_one(state: EngineState, shard: Shard, group: Group, task_id: bytes) -> bool:
+    """Cancel a task; whether it had not ended. Its part may not say yet that it has."""
     lease = state.leases.get(task_id)
     with group:
         if lease is not None:
             state.check_inherited(lease)
             finish(state, group, lease, Status.CANCELLED, error=b"its workflow was cancelled")
-            return
+            return True
         try:
             location = task_location(state, shard, task_id)
         except CorruptionError as error:
             state.anomaly(f"shard {shard.index}: {task_id.hex()}: {error}")
-            return
+            return False
         if location is None or location.kind == DEAD:
-            return
+            return False
         end_task(state, group, location, Status.CANCELLED, "its workflow was cancelled")
+        return True
 
 
 async def redrive_workflow(state: EngineState, workflow: bytes) -> int:
