@@ -8,7 +8,8 @@ of the shard's copies, and nobody else is in line.
 *Clocks.* Members report their wall clock. What it says is known with the delay of the news, which
 only ever makes a clock look late: so of the last few reports the best one counts. It is kept as
 the difference to this node's monotonic clock, so a step of this node's own wall clock shows at
-once.
+once. The first report of a member may be of any age: until its next one this node may seem ahead,
+and it leads nothing, but nobody is told that its clock is wrong.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from .port import Member, Placement
 __all__ = ["Members", "in_line"]
 
 _SAMPLES: Final = 8
+_NEWS_MS: Final = 5_000  # a member that reports has done so again by then
 _CLOCKS_MIN: Final = 3  # of two that differ nobody can say which is wrong
 
 
@@ -42,6 +44,7 @@ class Members:
         self._clock = clock
         self._clocks: dict[str, deque[float]] = {}
         self._reported: dict[str, int] = {}
+        self._met_ms: dict[str, float] = {}
         self.by_name: dict[str, Member] = {}
         self.placements: Mapping[int, Placement] | None = None  # None: every node has every shard
 
@@ -50,10 +53,11 @@ class Members:
         self.by_name = {member.node: member for member in members}
         mono_ms = self._clock.mono() * 1000
         for gone in set(self._clocks) - set(self.by_name):
-            del self._clocks[gone], self._reported[gone]
+            del self._clocks[gone], self._reported[gone], self._met_ms[gone]
         for member in members:
             if member.clock_ms and member.clock_ms != self._reported.get(member.node):
                 self._reported[member.node] = member.clock_ms
+                self._met_ms.setdefault(member.node, mono_ms)
                 samples = self._clocks.setdefault(member.node, deque(maxlen=_SAMPLES))
                 samples.append(member.clock_ms - mono_ms)
 
@@ -84,3 +88,12 @@ class Members:
         if len(clocks) + 1 < _CLOCKS_MIN:
             return 0.0
         return own - median([own, *clocks])
+
+    def knows_clocks(self) -> bool:
+        """Whether the others' clocks are known by more than reports of any age."""
+        met_by_ms = self._clock.mono() * 1000 - _NEWS_MS
+        return all(
+            len(samples) > 1 or self._met_ms[node] <= met_by_ms
+            for node, samples in self._clocks.items()
+            if node != self._node
+        )

@@ -98,8 +98,8 @@ def failures_of(node: Node, shards: Sequence[ShardReplica]) -> tuple[str, ...]:
     for group in range(0 if node.is_closing else len(node.groups)):
         if not node.has_session(group):
             found[node.problems.get(session_key(group)) or no_session(node, group)] = None
-    if not node.check_clock():
-        found[node.problems["clock"]] = None
+    if not node.check_clock() and (problem := node.problems.get("clock")):
+        found[problem] = None
     for shard in shards:
         if shard.problem is not None:
             found[shard.problem] = None

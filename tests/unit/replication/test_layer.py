@@ -12,10 +12,13 @@ from support_behaviour import StillClock
 from lodeq.errors import CorruptionError, RecordCorruptError
 from lodeq.replication.fragments import Head, cut_record, join_fragments, read_stored
 from lodeq.replication.members import Members, in_line
+from lodeq.replication.node import Node
+from lodeq.replication.options import LogOptions
 from lodeq.replication.port import NO_COPY, Checkpoint, Member, Placement, ShardState
 from lodeq.replication.record import Batch, LogRecord
 from lodeq.replication.replica_note import NOTE, ReplicaNote, read_note, write_note
 from lodeq.replication.truncation import LogBytes, floor_of
+from lodeq.replication.waiting import Waiting
 
 # -- fragments ---------------------------------------------------------------------------
 
@@ -100,6 +103,31 @@ def test_late_news_of_a_clock_does_not_make_it_late():
     clock.jump(2)
     members.see([Member("b", clock_ms=told), Member("c", clock_ms=told)])
     assert abs(members.skew_ms()) <= 1
+
+
+def test_a_first_report_may_be_of_any_age():
+    clock = StillClock()
+    node = Node(
+        "me", None, None, Waiting(None, clock), LogOptions(), None, Members("me", clock), None, ()
+    )
+    told = clock.wall_us() // 1000
+    clock.jump(0.8)
+    node.members.see([Member("b", clock_ms=told), Member("c", clock_ms=told)])
+    assert not node.check_clock()
+    assert not node.problems  # it leads nothing yet; an operator has nothing to put right
+    node.members.see([Member("b", clock_ms=told + 810), Member("c", clock_ms=told + 800)])
+    assert node.check_clock()
+    clock.step_wall(3600)
+    assert not node.check_clock()
+    assert "differs by +3599990 ms" in node.problems["clock"]
+
+
+def test_a_clock_is_wrong_also_if_nobody_reports_again():
+    clock = StillClock()
+    members = members_at(clock, b=-700, c=-700)
+    assert not members.knows_clocks()
+    clock.jump(5)
+    assert members.knows_clocks()
 
 
 def test_where_shards_are_placed_their_copies_are_in_line_and_nobody_else():
