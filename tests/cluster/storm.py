@@ -47,6 +47,7 @@ HELD_S = 12.0  # the leases of those who keep to one node
 BEAT_S = 0.2
 SILENT_S = TTL_S + 0.5  # until those take their node for dead
 HEAL_S = 120.0
+QUOTA_BYTES = 2 << 30  # as nodes take it to be whose address does not say it
 CANCELLED = 1 << 63  # in place of the epoch of the newest lease
 
 
@@ -438,7 +439,7 @@ async def storm(seconds: float, seed: int, *, is_log_alone: bool = False) -> Sto
     """
     altered = dict.fromkeys("abc", ("--no-session-check",)) if is_log_alone else {}
     with tempfile.TemporaryDirectory(prefix="ls-") as folder:
-        servers = EtcdServers(Path(folder))
+        servers = EtcdServers(Path(folder), quota_bytes=QUOTA_BYTES)
         try:
             async with nodes_of(servers, flags=("--journal", "tasks"), altered=altered) as nodes:
                 found = Storm(nodes, servers, seconds, seed, is_log_alone=is_log_alone)
