@@ -116,7 +116,9 @@ def _cancel_slices(
         sources = [part.source for part in parts if not part.status]
         if sources:
             group = shard.coalescer.begin(len(sources) * 256)
-            yield group, sum([_cancel_one(state, shard, group, source) for source in sources])
+            for source in sources:
+                _cancel_one(state, shard, group, source)
+            yield group, len(sources)
     record = join_of(shard, workflow)
     if record is None or not record.flags & CANCELLED_FLAG:
         return
@@ -129,23 +131,21 @@ def _cancel_slices(
     yield group, 0
 
 
-def _cancel_one(state: EngineState, shard: Shard, group: Group, task_id: bytes) -> bool:
-    """Cancel a task; whether it had not ended. Its part may not say yet that it has."""
+def _cancel_one(state: EngineState, shard: Shard, group: Group, task_id: bytes) -> None:
     lease = state.leases.get(task_id)
     with group:
         if lease is not None:
             state.check_inherited(lease)
             finish(state, group, lease, Status.CANCELLED, error=b"its workflow was cancelled")
-            return True
+            return
         try:
             location = task_location(state, shard, task_id)
         except CorruptionError as error:
             state.anomaly(f"shard {shard.index}: {task_id.hex()}: {error}")
-            return False
+            return
         if location is None or location.kind == DEAD:
-            return False
+            return
         end_task(state, group, location, Status.CANCELLED, "its workflow was cancelled")
-        return True
 
 
 async def redrive_workflow(state: EngineState, workflow: bytes) -> int:

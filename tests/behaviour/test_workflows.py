@@ -289,19 +289,6 @@ async def test_a_cancel_that_was_killed_goes_on_at_the_next_open(tmp_path, ended
         assert (await engine.verify()).ok
 
 
-async def test_a_cancel_counts_those_that_it_cancels(tmp_path, monkeypatch):
-    """Not a member that has ended, of which the workflow has not heard yet."""
-    async with on_disk(tmp_path / "s") as engine:
-        workflow, _ = await fan_out(engine, 4)
-        monkeypatch.setattr(joins_module.Joins, "ended", lambda *args: None)
-        for lease in await engine.queue("parts").claim(limit=2):
-            await lease.complete()
-        leased = await engine.queue("parts").claim()
-        assert await engine.cancel_workflow(workflow.id) == 2
-        with pytest.raises(lodeq.LeaseLostError):
-            await leased[0].complete()
-
-
 async def test_a_cancel_of_a_callback_alone_is_one_batch(tmp_path, monkeypatch):
     """Nothing would go on with it: its join has fired."""
     async with on_disk(tmp_path / "s") as engine:
