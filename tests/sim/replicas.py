@@ -126,8 +126,9 @@ class Judge:
         if receipt.id not in self.acknowledged:
             self.acknowledged.add(receipt.id)
             if not receipt.duplicate:
-                self.ready.add(receipt.id)
                 self.payloads[receipt.id] = payload
+                if receipt.id not in self.latest:  # a claim may have been answered before
+                    self.ready.add(receipt.id)
 
     def claimed(self, lease: Any, began: int) -> Claimed:
         """Take the answer of a claim that began at such a moment."""
