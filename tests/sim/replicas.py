@@ -12,7 +12,6 @@ at the log long before.
 from __future__ import annotations
 
 import asyncio
-import copy
 import random
 from contextlib import nullcontext
 from functools import partial
@@ -20,19 +19,18 @@ from itertools import count
 from typing import Any
 from unittest.mock import patch
 
-from sim.bodies import BodyDisk, SimBodyFiles
-from sim.replica_journal import NodeJournal
+from sim.bodies import BodyDisk
+from sim.replica_judge import Claimed, Judge, JudgedService
 from sim.replica_keys import ReplicaKeys
+from sim.replica_node import SimNode
 from sim.replica_variety import Variety
 from sim.rules import RuleBrokenError
 from sim.slices import Slices
 from support_replication import whole_pairs
 
 import lodeq
-from lodeq.engine.records.compression import Compressor
 from lodeq.engine.records.keyspace import (
     ALL_TENANTS_MARK,
-    BODY_FILES,
     EVENTS,
     EVENTS_END,
     PAUSE,
@@ -45,23 +43,14 @@ from lodeq.engine.records.keyspace import (
     decode_queue_settings_key,
 )
 from lodeq.engine.records.queues.queue_settings import decode_queue_settings
-from lodeq.engine.records.rows import decode_files
-from lodeq.engine.runtime.ids import SeededRng, seeded
+from lodeq.engine.runtime.ids import seeded
 from lodeq.engine.runtime.on_asyncio import AsyncioSpawner
-from lodeq.replication.memory.log import MemoryLog, MemoryLogClient
+from lodeq.replication.memory.log import MemoryLog
 from lodeq.replication.memory.network import Rates, Route, SeededNetwork
-from lodeq.replication.memory.service import LogService, Tries
 from lodeq.replication.options import LogOptions
 from lodeq.replication.port import Checkpoint
 from lodeq.replication.record import decode_record
-from lodeq.replication.replicator import LogReplicator
-from lodeq.replication.waiting import Waiting
-from lodeq.repository.api.open import build
-from lodeq.repository.background.replica_bodies import use_bodies
-from lodeq.repository.model.values import Limits
-from lodeq.repository.state.bodies import Bodies
 from lodeq.repository.state.caches import dedup_filter
-from lodeq.testing.simulation.disk import SimDisk
 from lodeq.testing.simulation.loop import SimLoop, SimTime
 from lodeq.testing.simulation.processes import GoneError, SimProcess
 from lodeq.testing.simulation.world import SimClock
@@ -82,97 +71,6 @@ LOOK_S = 0.4  # between two looks at a session that is over when that is noticed
 FILTER_BYTES = 1 << 14  # the filter of dedup keys, which replicas do not ask
 
 
-class Claimed:
-    """A lease that a client was given."""
-
-    def __init__(self, lease: Any) -> None:
-        self.lease = lease
-        self.is_over = False
-
-
-class Judge:
-    """What clients were told, and the rules it has to keep.
-
-    1. An acknowledged task is there until it has ended, and ends.
-    2. Once a later claim of a task was answered, no call with an earlier lease succeeds.
-    3. A claim that begins after a task's completion was acknowledged does not get it.
-    4. A leader that says "nothing there" leaves no task out that was acknowledged before.
-    5. A task whose enqueue was refused by a node that does not lead is never there.
-    6. What is claimed has the payload that was acknowledged.
-    7. Where a limit of keys holds, no leader grants what is above it (``replica_keys.py``).
-
-    Worlds with more than the usual calls have two more (``replica_variety.py``).
-    """
-
-    def __init__(self) -> None:
-        self.acknowledged: set[lodeq.TaskId] = set()
-        self.completed: dict[lodeq.TaskId, int] = {}  # and when
-        self.moment = 0  # grows with every completion
-        self.unsure: set[lodeq.TaskId] = set()  # of an end whose answer was lost
-        self.latest: dict[lodeq.TaskId, int] = {}  # epoch of the newest lease
-        self.by_key: dict[str, lodeq.TaskId] = {}
-        self.claims = 0
-        self.in_flight = 0  # claims under way
-        self.blind_until = 0.0  # until then a lost claim may hold tasks
-        self.ready: set[lodeq.TaskId] = set()  # acknowledged, and never claimed or unsure
-        self.refused: set[bytes] = set()  # payloads, each drawn once
-        self.payloads: dict[lodeq.TaskId, bytes] = {}
-
-    def enqueued(self, receipt: Any, key: str | None, payload: bytes) -> None:
-        if key is not None:
-            first = self.by_key.setdefault(key, receipt.id)
-            if first != receipt.id:
-                raise RuleBrokenError(f"dedup key {key} gave {first} and {receipt.id}")
-        if receipt.id not in self.acknowledged:
-            self.acknowledged.add(receipt.id)
-            if not receipt.duplicate:
-                self.payloads[receipt.id] = payload
-                if receipt.id not in self.latest:  # a claim may have been answered before
-                    self.ready.add(receipt.id)
-
-    def claimed(self, lease: Any, began: int) -> Claimed:
-        """Take the answer of a claim that began at such a moment."""
-        self.claims += 1
-        task_id = lease.task_id
-        if began > self.completed.get(task_id, began):
-            raise RuleBrokenError(f"rule 3: {task_id} was completed and is claimed again")
-        if lease.payload in self.refused:
-            raise RuleBrokenError(f"rule 5: {task_id} was refused and is there")
-        if self.payloads.get(task_id, lease.payload) != lease.payload:
-            raise RuleBrokenError(f"rule 6: {task_id} has another payload")
-        self.ready.discard(task_id)
-        self.latest[task_id] = max(lease.epoch, self.latest.get(task_id, 0))
-        return Claimed(lease)
-
-    def newest(self, one: Claimed) -> bool:
-        """Whether nobody has been given the task since; ask before a call is sent."""
-        return self.latest[one.lease.task_id] == one.lease.epoch
-
-    def succeeded(self, one: Claimed, call: str, *, was_newest: bool) -> None:
-        if not was_newest:
-            raise RuleBrokenError(
-                f"rule 2: {call} of {one.lease.task_id} succeeds with an earlier lease"
-            )
-        if call == "complete":
-            self.completed.setdefault(one.lease.task_id, self.moment)
-            self.moment += 1
-
-
-class JudgedService(LogService):
-    """A log service that notes which records it should not have taken."""
-
-    def __init__(self, ttl_s: float, quota_bytes: int) -> None:
-        super().__init__(ttl_s, quota_bytes)
-        self.wrong: list[str] = []
-
-    def append(self, tries: Tries, raw: bytes, fragments: int) -> None:
-        """See ``LogService.append``."""
-        before = self.state(tries.shard)
-        super().append(tries, raw, fragments)
-        if self.state(tries.shard).last != before.last and before.term != tries.term:
-            self.wrong.append(f"{tries} was taken while term {before.term} led")
-
-
 class ContendedNetwork(SeededNetwork):
     """A network on which many campaigns take long."""
 
@@ -181,163 +79,6 @@ class ContendedNetwork(SeededNetwork):
         if kind == "campaign" and self._is(0.5):
             return Route((self._dice.random() * SLOW_S,), 0.0)
         return super().route(node, kind)
-
-
-class SimNode:
-    """One node of the cluster: a disk, and the process that has it open, if one does."""
-
-    def __init__(self, world: ClusterWorld, name: str) -> None:
-        self.world = world
-        self.name = name
-        self.clock = SimClock(world.time)
-        self.disk = SimDisk(world.shards, seeded(f"{world.seed} disk {name}"))
-        self.bodies = [BodyDisk() for _ in range(world.shards)]
-        self.body_bytes_min = world.body_bytes_min[name]
-        self.journal = NodeJournal(world.body_draw)
-        self.process: SimProcess | None = None
-        self.engine: lodeq.Engine | None = None
-        self.replicator: LogReplicator | None = None
-        self.log: MemoryLogClient | None = None
-        self.starts = 0
-
-    @property
-    def is_open(self) -> bool:
-        return self.engine is not None and self.process is not None and not self.process.is_dead
-
-    def has_session(self) -> bool:
-        """Whether it is a member of the cluster."""
-        return self.is_open and self.process.look(self.replicator.status).session_s > 0
-
-    def is_behind(self) -> bool:
-        """Whether the log no longer reaches it, so that an operator starts it again."""
-        if not self.is_open:
-            return False
-        shards = self.process.look(self.replicator.status).shards
-        return any(one.behind_floor for one in shards)
-
-    async def start(self) -> None:
-        """A new process on the disk."""
-        world = self.world
-        self.starts += 1
-        process = self.process = SimProcess(world.loop, f"{self.name}{self.starts}")
-        self.engine = self.replicator = None
-
-        async def begin() -> tuple[lodeq.Engine, LogReplicator]:
-            spawner = AsyncioSpawner(process)
-            rng = SeededRng(world.draw.getrandbits(60))
-            self._restore_if_behind()
-            try:
-                opened = self._open(process, rng)
-            except lodeq.RecoveryRefusedError:  # a replica is not repaired
-                self._wipe()
-                opened = self._open(process, rng)
-            log = self.log = world.log.client(
-                self.name, waiting=Waiting(spawner, self.clock), request_s=world.request_s
-            )
-            replicator = LogReplicator(
-                log,
-                node=self.name,
-                url=f"http://{self.name}",
-                shards=world.shards,
-                clock=self.clock,
-                rng=rng,
-                options=world.options,
-            )
-            await replicator.prepare(None)
-            engine = await build(
-                opened,
-                clock=self.clock,
-                rng=rng,
-                limits=Limits(history_s=0),
-                compressor=Compressor(None),
-                interval_s=world.interval_s,
-                commit_batch_max=world.batch_max,
-                submit_queue_max=1024,
-                reaper=True,
-                spawner=spawner,
-                replicator=replicator,
-                open_files=self._open_bodies if world.has_bodies else None,
-                sink=partial(self.journal.open, process=process) if world.has_journals else None,
-            )
-            engine._runtime.body_gc.quiet_s = 0.5
-            return engine, replicator
-
-        try:
-            self.engine, self.replicator = await process.ask(begin)
-        except (lodeq.LodeqError, GoneError):
-            process.die()  # tried again later
-
-    def _open(self, process: SimProcess, rng: SeededRng) -> Any:
-        return self.disk.open(
-            process,
-            durability=self.world.durability,
-            rng=rng,
-            now_ms=self.clock.wall_us() // 1000,
-            is_replica=True,
-        )
-
-    def _open_bodies(self, state: Any, shard: Any) -> None:
-        files: Any = SimBodyFiles(self.bodies[shard.index], shard.store, file_bytes=3000)
-        raw = shard.store.get(BODY_FILES)
-        bodies = Bodies(files, 0 if raw is None else decode_files(raw))
-        use_bodies(state, shard, bodies, self.body_bytes_min)
-
-    def _wipe(self) -> None:
-        self.bodies = [BodyDisk() for _ in range(self.world.shards)]
-        self.journal.is_whole = False
-        self.disk = SimDisk(
-            self.world.shards, seeded(f"{self.world.seed} {self.name} {self.starts}")
-        )
-        self._restore_if_behind()
-
-    def _restore_if_behind(self) -> None:
-        """Take the newest checkpoint where the log has no more what follows, as ``bootstrap``."""
-        world = self.world
-        floors = [state.floor for state in world.log.service.states()] or [1] * world.shards
-        applied = [_applied(platter) for platter in self.disk.platters]
-        if all(have + 1 >= floor for have, floor in zip(applied, floors, strict=True)):
-            return
-        for positions, platters, bodies in reversed(world.checkpoints):
-            if all(have + 1 >= floor for have, floor in zip(positions, floors, strict=True)):
-                self.disk.platters = copy.deepcopy(platters)
-                self.bodies = [one.copy() for one in bodies]
-                self.journal.is_whole = False
-                return
-        raise RuleBrokenError(f"no checkpoint reaches the floors {floors}")
-
-    def stop(self, *, has_power: bool) -> None:
-        """End the process, by a kill or with the power."""
-        if self.process is not None:
-            self.process.die()
-        self.journal.crash(has_power=has_power)
-        self.engine = self.replicator = None
-        if has_power:
-            self.disk.kill()
-            for one in self.bodies:
-                one.harden()  # as the next open does
-        else:
-            self.disk.cut_power()
-            for one in self.bodies:
-                one.cut_power(self.world.body_draw)
-
-    def checkpoint(self) -> tuple[tuple[int, ...], Any, list[BodyDisk]]:
-        """A copy of everything written, as of one moment."""
-        platters = copy.deepcopy(self.disk.platters)
-        for platter in platters:
-            platter.harden(len(platter.loose))
-            platter.mark = None if platter.mark is None else platter.mark
-        bodies = [one.copy() for one in self.bodies]
-        return tuple(_applied(platter) for platter in platters), platters, bodies
-
-
-def _applied(platter: Any) -> int:
-    from lodeq.engine.records.keyspace import APPLIED
-    from lodeq.engine.records.rows import decode_applied
-
-    raw = dict(platter.rows).get(APPLIED)
-    for batch in platter.loose:
-        raw = dict(batch).get(APPLIED, raw)
-    return 0 if raw is None else decode_applied(raw).index
 
 
 class ClusterWorld:
