@@ -104,6 +104,7 @@ class EtcdServers:
     ) -> None:
         self.folder = folder
         self.scheme = scheme
+        self.quota_bytes = quota_bytes
         self._flags = (*flags, f"--quota-backend-bytes={quota_bytes}")
         self._program = program()
         self.ports = free_ports(count)
@@ -257,7 +258,8 @@ class EtcdServers:
 
     def url(self, name: str, *, first: int = 0, more: str = "") -> str:
         order = self.endpoints[first:] + self.endpoints[:first]
-        return f"etcd://{','.join(order)}/{name}?ttl={TTL_S}{more}"
+        settings = f"ttl={TTL_S}&quota={self.quota_bytes}{more}"
+        return f"etcd://{','.join(order)}/{name}?{settings}"
 
 
 _shared: list[EtcdServers] = []

@@ -403,7 +403,7 @@ async def test_a_watch_goes_on_at_another_member(servers):
 
 async def test_what_is_truncated_and_compacted_is_free_again(one_server):
     server = one_server(quota_bytes=64 << 20)
-    url = server.url("space", more="&quota=64MiB")
+    url = server.url("space")
     log, term = await led(url)
     async with closing(log):
         large = (b"k", noise(1 << 20))
@@ -435,7 +435,7 @@ async def fill(log, term: int) -> None:
 async def test_an_etcd_that_is_full_says_so_and_goes_on_once_it_has_space(one_server):
     """Old revisions have used it up: compaction, defragmentation and disarming give it back."""
     server = one_server(quota_bytes=8 << 20)
-    log, term = await led(server.url("full", more="&quota=8MiB"))
+    log, term = await led(server.url("full"))
     async with closing(log):
         with pytest.raises(LogUnavailableError, match="used up its quota"):
             await fill(log, term)
