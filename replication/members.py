@@ -8,14 +8,16 @@ of the shard's copies, and nobody else is in line.
 *Clocks.* Members report their wall clock. What it says is known with the delay of the news, which
 only ever makes a clock look late: so of the last few reports the best one counts. It is kept as
 the difference to this node's monotonic clock, so a step of this node's own wall clock shows at
-once. The first report of a member may be of any age: until its next one this node may seem ahead,
-and it leads nothing, but nobody is told that its clock is wrong.
+once. A node that seems ahead leads nothing; but how late can the news be? A first report may be of
+any age. Every other one was made after the look before, which did not have it: that bounds it from
+the other side, and only by those bounds is a clock called wrong.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
 from statistics import median
 from typing import Final
 
@@ -27,7 +29,6 @@ from .port import Member, Placement
 __all__ = ["Members", "in_line"]
 
 _SAMPLES: Final = 8
-_NEWS_MS: Final = 5_000  # a member that reports has done so again by then
 _CLOCKS_MIN: Final = 3  # of two that differ nobody can say which is wrong
 
 
@@ -43,8 +44,9 @@ class Members:
         self._node = node
         self._clock = clock
         self._clocks: dict[str, deque[float]] = {}
+        self._clocks_at_most: dict[str, deque[float]] = {}
         self._reported: dict[str, int] = {}
-        self._met_ms: dict[str, float] = {}
+        self._looked_ms = 0.0
         self.by_name: dict[str, Member] = {}
         self.placements: Mapping[int, Placement] | None = None  # None: every node has every shard
 
@@ -53,13 +55,19 @@ class Members:
         self.by_name = {member.node: member for member in members}
         mono_ms = self._clock.mono() * 1000
         for gone in set(self._clocks) - set(self.by_name):
-            del self._clocks[gone], self._reported[gone], self._met_ms[gone]
+            del self._clocks[gone], self._clocks_at_most[gone], self._reported[gone]
         for member in members:
-            if member.clock_ms and member.clock_ms != self._reported.get(member.node):
-                self._reported[member.node] = member.clock_ms
-                self._met_ms.setdefault(member.node, mono_ms)
-                samples = self._clocks.setdefault(member.node, deque(maxlen=_SAMPLES))
-                samples.append(member.clock_ms - mono_ms)
+            name, clock_ms = member.node, member.clock_ms
+            if not clock_ms or clock_ms == self._reported.get(name):
+                continue
+            if name not in self._reported:
+                self._clocks[name] = deque(maxlen=_SAMPLES)
+                self._clocks_at_most[name] = deque(maxlen=_SAMPLES)
+            else:
+                self._clocks_at_most[name].append(clock_ms - self._looked_ms)
+            self._clocks[name].append(clock_ms - mono_ms)
+            self._reported[name] = clock_ms
+        self._looked_ms = mono_ms
 
     def url(self, node: str) -> str | None:
         """Where clients reach ``node``; None: not known."""
@@ -82,18 +90,19 @@ class Members:
         return line.index(self._node) if self._node in line else None
 
     def skew_ms(self) -> float:
-        """How far this node's clock is ahead of the members' median; 0 with too few of them."""
+        """How far this node's clock seems ahead of the members' median; 0 with too few of them.
+
+        News is late, so it may be less.
+        """
+        return self._ahead_ms(self._clocks)
+
+    def least_skew_ms(self) -> float:
+        """How far it is ahead at least, however late the news is."""
+        return self._ahead_ms(self._clocks_at_most)
+
+    def _ahead_ms(self, known: Mapping[str, Collection[float]]) -> float:
         own = self._clock.wall_us() / 1000 - self._clock.mono() * 1000
-        clocks = [max(all_) for node, all_ in self._clocks.items() if node != self._node]
+        clocks = [max(all_, default=inf) for node, all_ in known.items() if node != self._node]
         if len(clocks) + 1 < _CLOCKS_MIN:
             return 0.0
         return own - median([own, *clocks])
-
-    def knows_clocks(self) -> bool:
-        """Whether the others' clocks are known by more than reports of any age."""
-        met_by_ms = self._clock.mono() * 1000 - _NEWS_MS
-        return all(
-            len(samples) > 1 or self._met_ms[node] <= met_by_ms
-            for node, samples in self._clocks.items()
-            if node != self._node
-        )

@@ -101,13 +101,13 @@ class Node:
 
     def check_clock(self) -> bool:
         """Whether this node's clock may be right; ``problems`` say if it is known to be wrong."""
-        skew = self.members.skew_ms()
-        if abs(skew) <= self.options.skew_ms:
-            self.problems.pop("clock", None)
+        skew, allowed = self.members.skew_ms(), self.options.skew_ms
+        self.problems.pop("clock", None)
+        if abs(skew) <= allowed:
             return True
-        if skew < 0 or self.members.knows_clocks():  # a late report makes it seem ahead
+        if skew < 0 or self.members.least_skew_ms() > allowed:  # late news makes it seem ahead
             self.problems["clock"] = (
                 f"the clock of this node differs by {skew:+.0f} ms from the members' median, and "
-                f"{self.options.skew_ms} ms are allowed: it leads nothing until that is put right"
+                f"{allowed} ms are allowed: it leads nothing until that is put right"
             )
         return False

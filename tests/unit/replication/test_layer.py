@@ -122,12 +122,32 @@ def test_a_first_report_may_be_of_any_age():
     assert "differs by +3599990 ms" in node.problems["clock"]
 
 
-def test_a_clock_is_wrong_also_if_nobody_reports_again():
+def test_a_clock_is_wrong_only_if_late_news_does_not_explain_it():
+    """A node that polls sees each report at its next look, always as late."""
     clock = StillClock()
-    members = members_at(clock, b=-700, c=-700)
-    assert not members.knows_clocks()
-    clock.jump(5)
-    assert members.knows_clocks()
+    node = Node(
+        "me", None, None, Waiting(None, clock), LogOptions(), None, Members("me", clock), None, ()
+    )
+
+    def look(late_s: float) -> None:
+        """One look, two seconds after the last, at reports that were made so long before it."""
+        clock.jump(2 - late_s)
+        told = clock.wall_us() // 1000 - node_ahead_ms
+        clock.jump(late_s)
+        node.members.see([Member("b", clock_ms=told), Member("c", clock_ms=told)])
+
+    node_ahead_ms = 0
+    for _ in range(20):
+        look(late_s=0.8)
+        assert not node.check_clock()
+        assert not node.problems
+    look(late_s=0)
+    assert node.check_clock()
+    node_ahead_ms = 3_600_000
+    for _ in range(10):
+        look(late_s=0.8)
+    assert not node.check_clock()
+    assert "differs by +3600800 ms" in node.problems["clock"]
 
 
 def test_where_shards_are_placed_their_copies_are_in_line_and_nobody_else():
