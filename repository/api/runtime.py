@@ -181,6 +181,15 @@ class EngineRuntime:
                     shard.store.displace()
         return place is Place.SAME
 
+    def may_reopen(self, failure: LodeqError) -> bool:
+        """Whether a new process may mend what has poisoned a shard.
+
+        Not where a table is damaged, which the next compaction meets again, and not where the store
+        is not at its path: the open would find another one, or make it.
+        """
+        is_there = self._folder is None or self._folder.look() is Place.SAME
+        return is_there and not is_damage(failure)
+
     def _keep_ballast(self, root: str) -> None:
         """Keep a ballast file, which a recovery can free. Made in a thread: it may be slow."""
         if self._ballast_task is not None or not self._ballast_bytes:

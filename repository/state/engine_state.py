@@ -226,6 +226,7 @@ class EngineState:
         self.last_anomaly = ""
         self.damaged_blocks: set[str] = set()  # that are in the log, by what RocksDB says of them
         self.logged_failures: set[int] = set()  # shards whose failure is in the log
+        self.on_failure: Callable[[LodeqError], None] | None = None  # called once a shard
         self.codecs: dict[bytes, Codec | None] = {}
         self.redaction: Redaction | None = None  # set by open
         self.held_bytes = 0
@@ -802,6 +803,8 @@ class EngineState:
                 if shard.index not in self.logged_failures:
                     self.logged_failures.add(shard.index)
                     engine_log.poisoned(shard.index, str(shard.coalescer.status_error))
+                    if self.on_failure is not None and shard.coalescer.failure is not None:
+                        self.on_failure(shard.coalescer.failure)
         for task_id in list(self.result_waiters):
             failure = self.shard_of(task_id).coalescer.failure
             if failure is None:
