@@ -415,9 +415,15 @@ class EngineRuntime:
         if self.event_publisher is not None:
             await self.event_publisher.finish()
         for shard in state.hosted:
+            shard.coalescer.limit_refusals()
+        for shard in state.hosted:
             await shard.coalescer.drain()
         await state.thread_reads.finish()
-        self.opened.is_sound = all(shard.coalescer.status != FAILED for shard in state.hosted)
+        # Where a shard could not write all to the last, ends of leases may be missing, too.
+        self.opened.is_sound = not any(
+            shard.coalescer.status == FAILED or shard.coalescer.is_abandoned
+            for shard in state.hosted
+        )
         await state.spawner.run_in_thread(self.opened.close)
         for shard in state.hosted:
             if shard.bodies is not None:

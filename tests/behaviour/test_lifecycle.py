@@ -277,6 +277,19 @@ async def test_a_full_disk_stops_the_journal_alone(
 
 
 @on_loop
+async def test_a_close_out_of_time_leaves_no_future_that_nobody_awaits(tmp_path: Path) -> None:
+    """Its error would be printed with a traceback, as never retrieved."""
+    async with opened(tmp_path) as engine:
+        await lives(engine, 2)
+        (shard,) = engine._state.shards
+        pump = pump_of(engine)
+        pump._give_up()
+        await pump._await_durable(shard)
+        assert shard.coalescer._syncer._waiters == []
+        pump._is_out_of_time = False
+
+
+@on_loop
 async def test_a_disk_that_fails_stops_the_journal_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
