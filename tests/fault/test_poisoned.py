@@ -41,6 +41,33 @@ async def test_a_task_whose_complete_failed_is_still_told_of() -> None:
         assert rig.state.anomalies == []
 
 
+async def test_a_lease_whose_complete_failed_is_not_called_lost_to_a_worker_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would drop its finished work, which then is done again once the store is reopened."""
+
+    def fail(*_: object) -> None:
+        raise CommitUnknownError("IO error: disk")
+
+    path = tmp_path / "s"
+    async with lodeq.open(path, serve=True), lodeq.connect(f"unix:{path}.sock") as client:
+        receipts = [await client.queue("q").enqueue(b"%d" % n) for n in range(2)]
+        one, two = await client.queue("q").claim(limit=2)
+        with monkeypatch.context() as patch:
+            patch.setattr(rocks.RocksStore, "write", fail)
+            with pytest.raises(CommitUnknownError):
+                await one.complete(b"done")
+        for lease in (one, two):
+            with pytest.raises(lodeq.StoragePoisonedError):
+                await lease.complete(b"done")
+        with pytest.raises(lodeq.StoragePoisonedError):
+            await client.complete_many([(one, b"done"), (two, b"done")])
+        assert await client.heartbeat_many([one, two]) == [None, None]
+    async with lodeq.open(path, serve=True), lodeq.connect(f"unix:{path}.sock") as client:
+        assert await client.complete_many([(one, b"done"), (two, b"done")]) == [None, None]
+        assert [(await client.result(x.id)).value for x in receipts] == [b"done"] * 2
+
+
 async def test_a_checkpoint_of_a_poisoned_store_is_refused(tmp_path: Path) -> None:
     async with lodeq.open(tmp_path / "store") as engine:
         await engine.queue("q").enqueue(b"x")
