@@ -5,15 +5,18 @@ Found by the sites of ``test_sites.py``, each reduced to a few lines.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support_behaviour import settle
 from support_faults import faulty
 
 import lodeq
+from lodeq.coalescer.commit_loop import RETRY_FULL_S
 from lodeq.engine.store import full_disk_watchdog, rocks
 from lodeq.errors import CommitUnknownError, StorageFullError
 
@@ -39,6 +42,19 @@ async def test_a_task_whose_complete_failed_is_still_told_of() -> None:
         with pytest.raises(lodeq.StoragePoisonedError):  # and not: there is no such task
             await rig.engine.cancel(receipt.id)
         assert rig.state.anomalies == []
+
+
+async def test_a_shard_that_stalled_before_it_failed_is_poisoned_alone() -> None:
+    """That a write is tried again is not so any more, and nothing passes."""
+    async with faulty() as rig:
+        rig.store.refusals.extend([StorageFullError("full"), CommitUnknownError("disk")])
+        task = asyncio.ensure_future(rig.queue.enqueue(b"x"))
+        await settle()
+        rig.timers.fire(RETRY_FULL_S)
+        with pytest.raises(CommitUnknownError):
+            await task
+        (reason,) = (await rig.engine.health()).reasons
+        assert "is poisoned" in reason
 
 
 async def test_a_lease_whose_complete_failed_is_not_called_lost_to_a_worker_elsewhere(
