@@ -426,11 +426,11 @@ class EngineRuntime:
                 if not future.done():
                     future.set_exception(ClosedError(why))
         state.result_waiters.clear()
+        for shard in state.hosted:  # the journal waits for them, too
+            shard.coalescer.limit_refusals()
         await self._finish_upkeep()
         if self.event_publisher is not None:
             await self.event_publisher.finish()
-        for shard in state.hosted:
-            shard.coalescer.limit_refusals()
         for shard in state.hosted:
             await shard.coalescer.drain()
         await state.thread_reads.finish()
