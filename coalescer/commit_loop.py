@@ -156,6 +156,7 @@ class Coalescer:
         self._alone_ticks = 0
         self.inline_left = 0
         self._retry_left_s = float("inf")  # until a store that refuses writes is given up
+        self.is_abandoned = False  # it was: what was queued has not been written
         self._retry: TimerHandle | None = None
         self.submit_line = SubmitLine(spawner, self._admit, self._capacity)
         self._unsynced: list[Group] = []
@@ -593,14 +594,22 @@ class Coalescer:
 
     # -- closing ---------------------------------------------------------------------------
 
+    def limit_refusals(self) -> None:
+        """Give a store that refuses writes up after ``CLOSE_STALLED_S_MAX`` from now on.
+
+        Called for all shards before the first is drained: their waits are one, not one a shard.
+        """
+        self._retry_left_s = min(self._retry_left_s, CLOSE_STALLED_S_MAX)
+
     def drain(self) -> Coroutine[Any, Any, None]:
         """Commit and sync what is queued, within bounds, then close; see ``shutdown``."""
-        self._retry_left_s = CLOSE_STALLED_S_MAX
+        self.limit_refusals()
         return drain(self, self._syncer)
 
     def _abandon(self) -> None:
         """Fail those who wait for a store that refuses writes to the last. Nothing was applied."""
         self._cancel_retry()
+        self.is_abandoned = True
         text = f"closed while the store refused writes: {self.refused_write}"
         fail_waiters(self._pending, ClosedError, text)
         self._pending.clear()

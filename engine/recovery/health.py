@@ -28,7 +28,7 @@ from ..records.workflow import HELD_MS, check_flow_row, flow_slot_id
 from ..store.port import StoreView
 from ..values import Health
 
-__all__ = ["Census", "disk_free_bytes", "read_probe"]
+__all__ = ["Census", "disk_free_bytes", "has_inodes", "read_probe"]
 
 
 def disk_free_bytes(path: str) -> int:
@@ -38,6 +38,18 @@ def disk_free_bytes(path: str) -> int:
     except OSError as exc:
         raise StorageError(f"{path}: {exc.strerror}; is the disk still there?") from exc
     return info.f_bavail * info.f_frsize
+
+
+def has_inodes(path: str) -> bool:
+    """Whether a file can be made there: a file system without inodes is full, whatever its bytes.
+
+    Also where it counts none, or where nobody can look.
+    """
+    try:
+        info = os.statvfs(path)
+    except OSError:
+        return True
+    return not info.f_files or info.f_favail > 0
 
 
 def read_probe(store: StoreView) -> Health:

@@ -50,6 +50,7 @@ async def require(state: EngineState, proof: LeaseProof) -> Lease:
     Raises:
         LeaseLostError: it has ended, and what ended it is committed.
         NotLeaderError: another replica leads its shard.
+        StoragePoisonedError: nothing says whether it has ended until its shard is reopened.
     """
     state.check()
     lease = find(state, proof)
@@ -95,6 +96,7 @@ async def complete_many(
 
     Raises:
         NotLeaderError: another replica leads the shard of one; none was completed.
+        StoragePoisonedError: the shard of one is poisoned; repeat the call once it is reopened.
     """
     state.check()
     found = [(find(state, proof), result) for proof, result in pairs]
@@ -122,9 +124,11 @@ async def _ended(state: EngineState, proof: LeaseProof) -> None:
     Raises:
         NotLeaderError: the shard is led elsewhere, or its leases are still being read: whether this
             one has ended is not for this replica to say.
+        StoragePoisonedError: what ended it may be the very write that has failed. Then it is live
+            again once the shard is reopened.
     """
     shard = state.shard_of(proof.task_id)
-    if shard.coalescer.is_following:
+    if not shard.coalescer.takes_writes:
         raise shard.coalescer.refusal()
     await state.commit_barrier(shard)
 

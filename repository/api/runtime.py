@@ -20,7 +20,7 @@ from ...engine.recovery.checkpoint import (
     write_manifest,
 )
 from ...engine.recovery.decide import ADVICE
-from ...engine.recovery.health import disk_free_bytes, read_probe
+from ...engine.recovery.health import disk_free_bytes, has_inodes, read_probe
 from ...engine.recovery.open_shard import OpenStore
 from ...engine.recovery.verify import verify_slices
 from ...engine.runtime.clock import DrivingClock, TimerHandle
@@ -50,7 +50,7 @@ from ..bulk.ingest import Ingester
 from ..maintenance.snapshots import SnapshotScheduler
 from ..model.reports import VerifyReport
 from ..state import engine_log
-from ..state.engine_state import EngineState
+from ..state.engine_state import DISK_LOW, NO_INODES, EngineState
 from ..state.queue_state import Shard
 from ..state.turns import in_slices
 from ..state.waits import on_shard_thread
@@ -149,18 +149,33 @@ class EngineRuntime:
     def _watch_disk(self) -> None:
         state = self.state
         if self.opened.path is not None and not state.is_closed:
-            try:
-                is_low = disk_free_bytes(self.opened.path) < DISK_FREE_BYTES_MIN
-            except StorageError:
-                is_low = True
-            is_there = self._is_there(self.opened.path)
-            state.note_disk(is_low=is_low or not is_there)
+            self._note_disk(self.opened.path)
+            is_there = state.not_there is None
             if is_there:
                 self._keep_ballast(self.opened.path)
             if self.watches_inbox and not self._is_ingesting and self.ingester.is_due:
                 self._is_ingesting = True
                 self._ingest_task = state.spawner.spawn(self._ingest, "lodeq-inbox")
             self._watch = state.spawner.call_later(WATCH_S, self._watch_disk)
+
+    def _note_disk(self, root: str) -> None:
+        """See whether there is room, and the store; log each change of that once."""
+        state = self.state
+        try:
+            free: int | None = disk_free_bytes(root)
+        except StorageError:
+            free = None
+        has_files = has_inodes(root)
+        is_low = free is None or free < DISK_FREE_BYTES_MIN or not has_files
+        problem = DISK_LOW if has_files else NO_INODES
+        is_there = self._is_there(root)
+        if state.note_disk(is_low=is_low or not is_there, problem=problem):
+            if state.not_there is not None:
+                engine_log.disk_low(root, state.not_there, free)
+            elif is_low:
+                engine_log.disk_low(root, problem, free)
+            else:
+                engine_log.disk_has_room(root, free)
 
     def _is_there(self, root: str) -> bool:
         """Whether the store is at its path. Where another one is, all shards are poisoned.
@@ -180,6 +195,15 @@ class EngineRuntime:
                 if isinstance(shard.store, PlacedStore):
                     shard.store.displace()
         return place is Place.SAME
+
+    def may_reopen(self, failure: LodeqError) -> bool:
+        """Whether a new process may mend what has poisoned a shard.
+
+        Not where a table is damaged, which the next compaction meets again, and not where the store
+        is not at its path: the open would find another one, or make it.
+        """
+        is_there = self._folder is None or self._folder.look() is Place.SAME
+        return is_there and not is_damage(failure)
 
     def _keep_ballast(self, root: str) -> None:
         """Keep a ballast file, which a recovery can free. Made in a thread: it may be slow."""
@@ -222,7 +246,7 @@ class EngineRuntime:
                     f"shard {shard.index} is poisoned: {failure}"
                     f"{advice if is_damage(failure) else ''}"
                 )
-            if shard.coalescer.refused_write is not None:
+            elif shard.coalescer.refused_write is not None:
                 reasons.append(f"shard {shard.index} is stalled: {shard.coalescer.refused_write}")
             reasons.extend(f"shard {shard.index}: {r}" for r in read_probe(shard.store).reasons)
             reasons.extend(unreadable_of(shard))
@@ -234,7 +258,7 @@ class EngineRuntime:
         elif state.not_there is not None:
             reasons.append(f"{state.not_there}: enqueues are refused")
         elif state.is_disk_low:
-            reasons.append("the disk is nearly full: enqueues are refused")
+            reasons.append(f"{state.disk_problem}: enqueues are refused")
         if self._reaper_end is not None:
             reasons.append(f"the reaper has ended, nothing falls due any more: {self._reaper_end}")
         lag = state.deadlines.lag_s(state.clock.mono(), state.clock.wall_us() // 1000)
@@ -402,13 +426,19 @@ class EngineRuntime:
                 if not future.done():
                     future.set_exception(ClosedError(why))
         state.result_waiters.clear()
+        for shard in state.hosted:  # the journal waits for them, too
+            shard.coalescer.limit_refusals()
         await self._finish_upkeep()
         if self.event_publisher is not None:
             await self.event_publisher.finish()
         for shard in state.hosted:
             await shard.coalescer.drain()
         await state.thread_reads.finish()
-        self.opened.is_sound = all(shard.coalescer.status != FAILED for shard in state.hosted)
+        # Where a shard could not write all to the last, ends of leases may be missing, too.
+        self.opened.is_sound = not any(
+            shard.coalescer.status == FAILED or shard.coalescer.is_abandoned
+            for shard in state.hosted
+        )
         await state.spawner.run_in_thread(self.opened.close)
         for shard in state.hosted:
             if shard.bodies is not None:

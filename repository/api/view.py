@@ -31,6 +31,7 @@ from ...errors import (
     ClosedError,
     InvalidNameError,
     LeaseLostError,
+    LodeqError,
     NotLeaderError,
     StorageError,
 )
@@ -304,6 +305,19 @@ class EngineView:
             return None
         address = f"lodeq://{','.join(members.member_urls())}"
         return {"address": address, "front": members.front_url}
+
+    def when_reopening_may_help(self, call: Callable[[], None]) -> None:
+        """Call this, on the loop, for each shard that is poisoned and that a reopening may mend."""
+        runtime = self._runtime
+
+        def failed(failure: LodeqError) -> None:
+            if runtime.may_reopen(failure):
+                call()
+
+        self._state.on_failure = failed
+        for shard in self._state.hosted:  # before this call
+            if shard.coalescer.failure is not None:
+                failed(shard.coalescer.failure)
 
     def check_led(self, shards: Collection[int]) -> None:
         """Check that this node leads these shards; see ``EngineState.check_led``."""

@@ -427,8 +427,10 @@ class EventPublisher:
 
     async def _await_durable(self, shard: Shard) -> None:
         """Wait until everything queued is durable; a shard that fails keeps its rows."""
+        if self._is_out_of_time:
+            return
         settled = shard.coalescer.commit_barrier(is_durable=True, is_local=True)
-        if settled is None or self._is_out_of_time:
+        if settled is None:
             return
         self._waker = settled
         try:

@@ -8,7 +8,16 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-__all__ = ["anomaly", "ballast_failed", "closed", "opened", "poisoned", "recovered"]
+__all__ = [
+    "anomaly",
+    "ballast_failed",
+    "closed",
+    "disk_has_room",
+    "disk_low",
+    "opened",
+    "poisoned",
+    "recovered",
+]
 
 _log: Final = logging.getLogger("lodeq.engine")
 
@@ -34,6 +43,24 @@ def ballast_failed(path: str, detail: str) -> None:
     """No ballast is kept for the next open, or no larger one."""
     fields = {"event": "ballast_failed", "path": path, "detail": detail}
     _log.warning("no ballast is kept in %r: %r", path, detail, extra=fields)
+
+
+def disk_low(path: str, detail: str, free: int | None) -> None:
+    """Enqueues are refused from now on; ``free`` bytes, None where nobody can tell."""
+    fields = {"event": "disk_low", "path": path, "detail": detail, "bytes": free}
+    _log.warning(
+        "%s: enqueues into %r are refused, and the rest may wait; %s bytes are free",
+        detail,
+        path,
+        "unknown" if free is None else f"{free:,}",
+        extra=fields,
+    )
+
+
+def disk_has_room(path: str, free: int | None) -> None:
+    """Enqueues are taken again."""
+    fields = {"event": "disk_has_room", "path": path, "bytes": free}
+    _log.warning("the disk of %r has room again: enqueues are taken", path, extra=fields)
 
 
 def poisoned(shard: int, detail: str) -> None:

@@ -54,8 +54,10 @@ from .thread_reads import ThreadReads
 from .waits import backpressure, commit_barrier
 
 __all__ = [
+    "DISK_LOW",
     "GOES",
     "LOSES_VALUE",
+    "NO_INODES",
     "READ",
     "SECOND_MS",
     "EngineState",
@@ -77,6 +79,8 @@ GOES: Final = b"c"  # kinds of expiry entries of results, behind one that names 
 LOSES_VALUE: Final = b"v"
 READ: Final = b"h"
 NEAR_MS: Final = 60_000  # tasks delayed by more are kept on disk only, until it is their turn
+DISK_LOW: Final = "the disk is nearly full"
+NO_INODES: Final = "the disk has no inodes left for new files"
 REOPEN: Final = "close the engine and reopen it"
 
 
@@ -226,6 +230,7 @@ class EngineState:
         self.last_anomaly = ""
         self.damaged_blocks: set[str] = set()  # that are in the log, by what RocksDB says of them
         self.logged_failures: set[int] = set()  # shards whose failure is in the log
+        self.on_failure: Callable[[LodeqError], None] | None = None  # called once a shard
         self.codecs: dict[bytes, Codec | None] = {}
         self.redaction: Redaction | None = None  # set by open
         self.held_bytes = 0
@@ -237,6 +242,7 @@ class EngineState:
         self.is_disk_low = False  # the disk's, or the replicated log's: enqueues are refused
         self.log_full: str | None = None  # why the log takes no enqueues; None: it does
         self._is_own_disk_low = False
+        self.disk_problem = DISK_LOW  # in words, while ``is_disk_low``
         self.not_there: str | None = None  # why the store's files cannot be made; None: they can
         self.deadlines = Deadlines(self.leases, self.shards)
         self.claim_sets = ClaimSets()
@@ -350,10 +356,18 @@ class EngineState:
         """Whether some shard is surely led from here."""
         return any(shard.coalescer.is_tended for shard in self.shards)
 
-    def note_disk(self, *, is_low: bool) -> None:
-        """Take what was seen of the disk's free space."""
+    def note_disk(self, *, is_low: bool, problem: str = DISK_LOW) -> bool:
+        """Take what was seen of the disk's free space; returns whether it is another than before.
+
+        Args:
+            is_low: enqueues are refused.
+            problem: why, in words.
+        """
+        is_new = is_low != self._is_own_disk_low
         self._is_own_disk_low = is_low
+        self.disk_problem = problem
         self.is_disk_low = is_low or self.log_full is not None
+        return is_new
 
     def note_log_room(self, problem: str | None) -> None:
         """Take why the replicated log has no room for enqueues; None: it has."""
@@ -368,7 +382,7 @@ class EngineState:
             if self.log_full is not None and not self._is_own_disk_low:
                 raise StorageFullError(self.log_full)
             raise StorageFullError(
-                "the disk is nearly full: enqueues are refused, complete, release and reap go on; "
+                f"{self.disk_problem}: enqueues are refused, complete, release and reap go on; "
                 "free some space"
             )
 
@@ -802,6 +816,8 @@ class EngineState:
                 if shard.index not in self.logged_failures:
                     self.logged_failures.add(shard.index)
                     engine_log.poisoned(shard.index, str(shard.coalescer.status_error))
+                    if self.on_failure is not None and shard.coalescer.failure is not None:
+                        self.on_failure(shard.coalescer.failure)
         for task_id in list(self.result_waiters):
             failure = self.shard_of(task_id).coalescer.failure
             if failure is None:

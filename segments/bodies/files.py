@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Final, TypeVar
 from weakref import WeakSet
 
-from ...engine.files.disk_errors import NO_LINKS, error_class, short_write
+from ...engine.files.disk_errors import NO_LINKS, disk_error, short_write
 from ...engine.files.durable_files import sync_data
 from ...engine.files.paths import fsync_dir, fsync_file
 from ...engine.records.rows import BodyRow
@@ -61,7 +61,7 @@ class BodyFiles:
         self.offset = 0  # where the next record of the current file goes
         self.first_number = self.next_number = next_number
         self._file_bytes = file_bytes
-        self._has_folder = False
+        self._folder_fd = -1  # kept: a sync must not need a descriptor that the process lacks
         self._streams: WeakSet[StreamWriter] = WeakSet()  # those under way
         self._fd = -1
         # What ``sync`` is to do. Deques, for it runs in another thread: each step is atomic.
@@ -164,8 +164,7 @@ class BodyFiles:
         number = self.next_number
         path = self.path(number)
         try:
-            if not self._has_folder:
-                self._make_folder()
+            self._hold_folder()
             fd = os.open(path, _NEW, 0o600)
             try:
                 if os.write(fd, HEADER) != HEADER_BYTES:
@@ -178,16 +177,19 @@ class BodyFiles:
             raise self._error(exc) from exc
         self.next_number = number + 1
         self._known.add(number)
-        self._has_folder = True
         self.current, self.offset, self._fd = number, HEADER_BYTES, fd
         self._names.append(None)
 
-    def _make_folder(self) -> None:
+    def _hold_folder(self) -> None:
+        if self._folder_fd >= 0:
+            return
         try:
             os.mkdir(self.folder, 0o700)
         except FileExistsError:
-            return
-        fsync_dir(os.path.dirname(self.folder))
+            pass
+        else:
+            fsync_dir(os.path.dirname(self.folder))
+        self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
 
     def begin_stream(self, record_id: bytes) -> StreamWriter:
         """A writer of a streamed body, for any thread; then ``take_in`` or ``discard`` it.
@@ -208,12 +210,10 @@ class BodyFiles:
         Raises:
             StorageFullError, StorageError: the folder cannot be made.
         """
-        if not self._has_folder:
-            try:
-                self._make_folder()
-            except OSError as exc:
-                raise self._error(exc) from exc
-            self._has_folder = True
+        try:
+            self._hold_folder()
+        except OSError as exc:
+            raise self._error(exc) from exc
         number = self.next_number
         self.next_number = number + 1
         return number
@@ -293,7 +293,7 @@ class BodyFiles:
             for fd in dirty:
                 sync_data(fd)
             if _drained(self._names):
-                fsync_dir(self.folder)
+                os.fsync(self._folder_fd)
         finally:
             for fd in sealed:
                 os.close(fd)
@@ -412,10 +412,13 @@ class BodyFiles:
         self.seal()
         for fd in _drained(self._sealed):
             os.close(fd)
+        fd, self._folder_fd = self._folder_fd, -1
+        if fd >= 0:
+            os.close(fd)
         self._reader.close()
 
     def _error(self, exc: OSError) -> StorageError:
-        return error_class(exc)(f"{self.folder}: {exc.strerror}")
+        return disk_error(exc, self.folder)
 
 
 def _drained(todo: deque[T]) -> list[T]:

@@ -4,6 +4,9 @@ The supervisor starts it. Its standard input is a pipe: the first line is its or
 the end of the supervisor, however that came; then the process closes its shards, so that none
 outlives the lock of the store. On its standard output it says in one line of JSON that it serves,
 or why it does not.
+
+A shard that is poisoned takes no writes until it is reopened. So the process ends, where that may
+help, and its supervisor starts another one.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from ...repository.api.open import open_engine
 from ...repository.api.serve_options import Serve
 from ...repository.api.view import view_of
 from ..shared.garbage_collector import settle_collector
-from .plan import Order, ProcessShards
+from .plan import REOPEN_CODE, Order, ProcessShards
 
 __all__ = ["main"]
 
@@ -41,12 +44,11 @@ def main() -> int:
     if not line:
         return 0  # the supervisor has gone before it gave an order
     try:
-        asyncio.run(_serve(Order.of(line)))
+        return asyncio.run(_serve(Order.of(line)))
     except LodeqError as error:
         _say({"refused": problem_of(error)})
         sys.stderr.write(f"error: {error}\n")
         return _REFUSED
-    return 0
 
 
 def _say(document: dict[str, Any]) -> None:
@@ -55,9 +57,11 @@ def _say(document: dict[str, Any]) -> None:
         os.write(_OUT, json.dumps(document).encode() + b"\n")
 
 
-async def _serve(order: Order) -> None:
+async def _serve(order: Order) -> int:
+    """Serve until all is to end, or a shard is to be reopened; returns the exit code."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+    failed = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_reader(_IN, _look_at_end, stop)
     served = Serve(
@@ -83,16 +87,18 @@ async def _serve(order: Order) -> None:
             server = view_of(engine).server
             if server is None:
                 raise InvariantError("the store is open and not served")
+            view_of(engine).when_reopening_may_help(failed.set)
             settle_collector()
             _say({"serving": server.address})
             os.dup2(_ERR, _OUT)  # what is printed from now on is no message
             over = asyncio.ensure_future(server.wait())
-            stopped = asyncio.ensure_future(stop.wait())
-            await asyncio.wait((over, stopped), return_when=asyncio.FIRST_COMPLETED)
-            over.cancel()
-            stopped.cancel()
+            waits = (over, *(asyncio.ensure_future(one.wait()) for one in (stop, failed)))
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for one in waits:
+                one.cancel()
             if server.problem is not None:
                 raise StorageError(f"{server.address} is not served any more: {server.problem}")
+        return REOPEN_CODE if failed.is_set() and not stop.is_set() else 0
     finally:
         loop.remove_reader(_IN)
 

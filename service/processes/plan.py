@@ -15,6 +15,7 @@ from ...errors import UsageError
 
 __all__ = [
     "PROCESSES_MAX",
+    "REOPEN_CODE",
     "SHARDS_A_PROCESS",
     "Order",
     "ProcessShards",
@@ -24,6 +25,7 @@ __all__ = [
 
 PROCESSES_MAX: Final = 64
 SHARDS_A_PROCESS: Final = 4  # of a store that is created: it may get more processes later
+REOPEN_CODE: Final = 75  # exit code (EX_TEMPFAIL): a shard is to be reopened by another process
 
 
 @dataclass(frozen=True, slots=True)

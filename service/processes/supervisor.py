@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from ...client.documents.problems import error_of
 from ...engine.runtime.clock import Clock, SystemClock
 from ...errors import LodeqError, StorageError
-from .plan import Order
+from .plan import REOPEN_CODE, Order
 
 __all__ = ["COMMAND", "ProcessStatus", "Supervisor"]
 
@@ -260,6 +260,8 @@ async def _said(running: asyncio.subprocess.Process) -> dict[str, Any]:
 
 def _ended(code: int) -> str:
     """How a process ended, by its exit code."""
+    if code == REOPEN_CODE:
+        return "ended for a poisoned shard to be reopened"
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from support_behaviour import drain, in_memory, sound, unchanged
@@ -24,6 +25,39 @@ from lodeq import (
 from lodeq.repository.api.engine import runtime_of
 
 pytestmark = pytest.mark.anyio
+
+
+async def test_a_disk_without_inodes_is_a_full_one_and_the_log_has_it_once(
+    tmp_path, monkeypatch, caplog
+):
+    """Bytes are free, so nobody who looks at them finds why nothing can be written."""
+    caplog.set_level("INFO", "lodeq.engine")
+    real, names = os.statvfs, [0]
+
+    def statvfs(path):
+        info = real(path)
+        kept = ("f_bavail", "f_bfree", "f_blocks", "f_frsize", "f_bsize")
+        kept = {name: getattr(info, name) for name in kept}
+        return SimpleNamespace(f_files=1000, f_favail=names[0], f_ffree=names[0], **kept)
+
+    def said():
+        return [record.event for record in caplog.records if record.event.startswith("disk_")]
+
+    async with lodeq.open(tmp_path / "s") as engine:
+        monkeypatch.setattr(os, "statvfs", statvfs)
+        for _ in range(2):
+            runtime_of(engine)._watch_disk()
+        with pytest.raises(StorageFullError, match="no inodes left"):
+            await engine.queue("mail").enqueue(b"x")
+        (reason,) = (await engine.health()).reasons
+        assert reason == "the disk has no inodes left for new files: enqueues are refused"
+        assert said() == ["disk_low"]
+        names[0] = 10
+        for _ in range(2):
+            runtime_of(engine)._watch_disk()
+        await engine.queue("mail").enqueue(b"x")
+        assert (await engine.health()).ok
+        assert said() == ["disk_low", "disk_has_room"]
 
 
 async def test_a_low_disk_refuses_enqueues_and_lets_work_end():

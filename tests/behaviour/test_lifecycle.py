@@ -14,6 +14,7 @@ from support_live import copy_live
 from support_loop import on_loop
 
 import lodeq
+from lodeq.coalescer.commit_loop import CLOSE_STALLED_S_MAX
 from lodeq.engine.records.keyspace import EVENTS, EVENTS_END, events_key
 from lodeq.engine.store.rocks import RocksStore
 from lodeq.errors import InvalidNameError, StorePathError, UsageError
@@ -274,6 +275,35 @@ async def test_a_full_disk_stops_the_journal_alone(
     said = await told(tmp_path)
     assert complete(said, ids)
     assert len(said) == 12
+
+
+@on_loop
+async def test_a_close_out_of_time_leaves_no_future_that_nobody_awaits(tmp_path: Path) -> None:
+    """Its error would be printed with a traceback, as never retrieved."""
+    async with opened(tmp_path) as engine:
+        await lives(engine, 2)
+        (shard,) = engine._state.shards
+        pump = pump_of(engine)
+        pump._give_up()
+        await pump._await_durable(shard)
+        assert shard.coalescer._syncer._waiters == []
+        pump._is_out_of_time = False
+
+
+@on_loop
+async def test_a_close_gives_a_full_disk_up_before_it_waits_for_the_journal(tmp_path: Path) -> None:
+    """Both waits are ten seconds: one after the other they would be twenty."""
+    async with opened(tmp_path) as engine:
+        (shard,) = engine._state.shards
+        pump, left = pump_of(engine), []
+        finish = pump.finish
+
+        async def noted() -> None:
+            left.append(shard.coalescer._retry_left_s)
+            await finish()
+
+        pump.finish = noted  # type: ignore[method-assign]
+    assert left == [CLOSE_STALLED_S_MAX]
 
 
 @on_loop

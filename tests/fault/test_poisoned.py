@@ -5,15 +5,18 @@ Found by the sites of ``test_sites.py``, each reduced to a few lines.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support_behaviour import settle
 from support_faults import faulty
 
 import lodeq
+from lodeq.coalescer.commit_loop import RETRY_FULL_S
 from lodeq.engine.store import full_disk_watchdog, rocks
 from lodeq.errors import CommitUnknownError, StorageFullError
 
@@ -39,6 +42,46 @@ async def test_a_task_whose_complete_failed_is_still_told_of() -> None:
         with pytest.raises(lodeq.StoragePoisonedError):  # and not: there is no such task
             await rig.engine.cancel(receipt.id)
         assert rig.state.anomalies == []
+
+
+async def test_a_shard_that_stalled_before_it_failed_is_poisoned_alone() -> None:
+    """That a write is tried again is not so any more, and nothing passes."""
+    async with faulty() as rig:
+        rig.store.refusals.extend([StorageFullError("full"), CommitUnknownError("disk")])
+        task = asyncio.ensure_future(rig.queue.enqueue(b"x"))
+        await settle()
+        rig.timers.fire(RETRY_FULL_S)
+        with pytest.raises(CommitUnknownError):
+            await task
+        (reason,) = (await rig.engine.health()).reasons
+        assert "is poisoned" in reason
+
+
+async def test_a_lease_whose_complete_failed_is_not_called_lost_to_a_worker_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would drop its finished work, which then is done again once the store is reopened."""
+
+    def fail(*_: object) -> None:
+        raise CommitUnknownError("IO error: disk")
+
+    path = tmp_path / "s"
+    async with lodeq.open(path, serve=True), lodeq.connect(f"unix:{path}.sock") as client:
+        receipts = [await client.queue("q").enqueue(b"%d" % n) for n in range(2)]
+        one, two = await client.queue("q").claim(limit=2)
+        with monkeypatch.context() as patch:
+            patch.setattr(rocks.RocksStore, "write", fail)
+            with pytest.raises(CommitUnknownError):
+                await one.complete(b"done")
+        for lease in (one, two):
+            with pytest.raises(lodeq.StoragePoisonedError):
+                await lease.complete(b"done")
+        with pytest.raises(lodeq.StoragePoisonedError):
+            await client.complete_many([(one, b"done"), (two, b"done")])
+        assert await client.heartbeat_many([one, two]) == [None, None]
+    async with lodeq.open(path, serve=True), lodeq.connect(f"unix:{path}.sock") as client:
+        assert await client.complete_many([(one, b"done"), (two, b"done")]) == [None, None]
+        assert [(await client.result(x.id)).value for x in receipts] == [b"done"] * 2
 
 
 async def test_a_checkpoint_of_a_poisoned_store_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from support_faults import Rig, faulty
 import lodeq
 from lodeq.coalescer.commit_loop import CLOSE_STALLED_S_MAX, RETRY_FULL_S, RETRY_STALLED_S
 from lodeq.errors import StorageFullError, StoreStalledError
+from lodeq.repository.api.engine import runtime_of
 
 pytestmark = pytest.mark.anyio
 STALL_S = 10.0
@@ -116,6 +117,42 @@ async def test_a_close_on_a_disk_that_stays_full_ends() -> None:
         await asyncio.wait_for(closing, 10)
         with pytest.raises(lodeq.ClosedError):
             await second
+
+
+async def test_the_shards_of_a_full_disk_are_given_up_together_at_a_close() -> None:
+    """One after the other would take ten seconds each, and whoever stops the process kills it."""
+    async with faulty(shards=4) as rig:
+        for store in rig.stores:
+            store.refusals.extend([StorageFullError("full")] * 1000)
+        calls = [rig.queue.enqueue(b"%d" % n, dedup_key=f"k{n}") for n in range(32)]
+        writes = [asyncio.ensure_future(call) for call in calls]
+        await settle()
+        assert all(shard.coalescer.refused_write for shard in rig.state.shards)
+        closing = asyncio.ensure_future(rig.engine.close())
+        await settle()
+        for _ in range(round(CLOSE_STALLED_S_MAX / RETRY_FULL_S) + 1):
+            rig.timers.fire(RETRY_FULL_S)
+            await settle()
+        assert closing.done()
+        told = await asyncio.gather(*writes, return_exceptions=True)
+        assert {type(error) for error in told} == {lodeq.ClosedError}
+
+
+async def test_a_close_that_could_not_write_all_is_no_clean_one() -> None:
+    """The ends of exported leases are among it: after a clean close they would count as stored."""
+    async with faulty() as rig:
+        await rig.queue.enqueue(b"0")
+        opened = runtime_of(rig.engine).opened
+        await rig.engine.fsync()
+        rig.store.refusals.extend([StorageFullError("full")] * 1000)
+        second = asyncio.ensure_future(rig.queue.enqueue(b"1"))
+        await settle()
+        closing = asyncio.ensure_future(rig.engine.close())
+        for _ in range(round(CLOSE_STALLED_S_MAX / RETRY_FULL_S) + 1):
+            await settle()
+            rig.timers.fire(RETRY_FULL_S)
+        await asyncio.gather(closing, second, return_exceptions=True)
+        assert not opened.is_sound
 
 
 async def test_a_close_during_it_waits_for_its_end() -> None:

@@ -14,6 +14,7 @@ from ....engine.files.ballast import free_space_of
 from ....engine.files.disk_errors import is_full
 from ....engine.files.paths import is_rocksdb, list_layout, normal_path, shard_path
 from ....engine.files.served_note import Note, find_served
+from ....engine.recovery.health import has_inodes
 from ....errors import LodeqError, OpenError, StorageFullError
 from ..connection import Folder, Silent, asked, reading, run
 from ..display import as_json_option, print_json, print_rows
@@ -54,6 +55,10 @@ def doctor(path: str, as_json: bool) -> None:
         found = [*_of_path(in_the_way), *checks(folder, work, cost)]
     except OSError as exc:
         if is_full(exc):
+            if not has_inodes(beside):
+                raise StorageFullError(
+                    f"{beside} has no inodes left for the checks: remove some files"
+                ) from exc
             raise StorageFullError(
                 f"{beside} has no space for the checks, {free_space_of(beside).free:,} bytes are "
                 "free: free some disk space"

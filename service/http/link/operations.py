@@ -18,6 +18,7 @@ from ....errors import (
     NotLeaderError,
     PayloadTooLargeError,
     RecordCorruptError,
+    StoragePoisonedError,
     UsageError,
 )
 from ....repository.api.direct_calls import Outcome
@@ -430,6 +431,9 @@ async def _heartbeat_all(link: LinkPort, entry: requests.Heartbeat) -> None:
             continue
         except NotLeaderError as error:
             unknown = error
+            continue
+        except StoragePoisonedError as error:
+            unknown = NotLeaderError(str(error))  # as clients take it that know of leaders alone
             continue
         deadlines.append("the lease has ended" if deadline_us is None else deadline_us)
     if unknown is not None:  # who asks over HTTP is told which

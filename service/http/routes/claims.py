@@ -17,6 +17,7 @@ from ....errors import (
     NotLeaderError,
     PayloadNotLoadedError,
     RecordCorruptError,
+    StoragePoisonedError,
     UsageError,
 )
 from ....repository.api.lease_proof import LeaseProof
@@ -272,7 +273,8 @@ async def complete_many(context: RequestContext, document: schemas.CompleteMany)
 async def heartbeat_many(context: RequestContext, document: schemas.HeartbeatMany) -> Response:
     """Extend many leases; ``unknown`` names those whose shard this node may not lead any more.
 
-    They are not lost by that: its leader extends them.
+    They are not lost by that: its leader extends them. Nor are those that a poisoned shard does not
+    know any more: it may do so once it is reopened.
     """
     at_most(document.leases, "leases", context.server.settings.batch_max)
     outcomes: list[LodeqError | None] = []
@@ -288,6 +290,10 @@ async def heartbeat_many(context: RequestContext, document: schemas.HeartbeatMan
             deadlines.append(None)
         except NotLeaderError as error:
             refusal = error
+            unknown.append(n)
+            outcomes.append(None)
+            deadlines.append(None)
+        except StoragePoisonedError:
             unknown.append(n)
             outcomes.append(None)
             deadlines.append(None)

@@ -77,6 +77,16 @@ def test_a_full_disk_is_told_of_in_one_line(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_disk_without_inodes_is_told_of_as_such(tmp_path, monkeypatch):
+    def no_room(work):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(doctor, "time_fsync", no_room)
+    monkeypatch.setattr(doctor, "has_inodes", lambda _: False)
+    result = run("doctor", tmp_path, code=2)
+    assert f"{tmp_path} has no inodes left for the checks: remove some files" in result.stderr
+
+
 def test_a_network_file_system_is_not_fit(tmp_path, monkeypatch):
     monkeypatch.setattr(fitness, "mount_of", lambda path: ("nfs4", "/mnt", frozenset({"rw"})))
     result = run("doctor", tmp_path, code=1)

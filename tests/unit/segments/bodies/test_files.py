@@ -295,6 +295,25 @@ def test_a_sync_covers_all_before_it_and_new_names(
     files.close()
 
 
+def test_a_sync_needs_no_descriptor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sync that fails poisons its shard, and one that found no descriptor has lost nothing."""
+
+    def none_left(path: object, *_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    files = opened(folder, file_bytes=10_000)
+    files.append(IDS[0], b"x")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", none_left)
+        files.sync()
+        with pytest.raises(lodeq.StorageError, match="more open files"):
+            files.append(IDS[1], bytes(20_000))
+    at = files.append(IDS[1], bytes(20_000))
+    files.sync()
+    assert files.read(at, IDS[1]) == bytes(20_000)
+    files.close()
+
+
 def test_a_dead_range_gives_its_pages_back(folder: Path) -> None:
     files = opened(folder)
     where = [files.append(id, os.urandom(100_000)) for id in IDS[:3]]

@@ -4,13 +4,16 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 
 import anyio
 import pytest
 
+import lodeq
 from lodeq import RecoveryRefusedError, StorageError
 from lodeq.client.documents.problems import problem_of
 from lodeq.service.processes.plan import Order
+from lodeq.service.processes.prepare import prepare
 from lodeq.service.processes.supervisor import Supervisor
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -41,6 +44,22 @@ while True:
     signal.pause()
 """
 COMMAND = (sys.executable, "-S", "-c", CHILD)
+# One of ours, whose first life has a shard that a write poisons, for the reason that it is given.
+POISONED = """
+import asyncio, os, sys
+from lodeq.errors import CommitUnknownError
+from lodeq.service.processes import child
+mark, reason = sys.argv[1:]
+looked = child.view_of
+def look(engine):
+    if not os.path.exists(mark):
+        open(mark, "w").close()
+        fail = engine._state.hosted[0].coalescer.fail
+        asyncio.get_running_loop().call_soon(fail, CommitUnknownError(reason))
+    return looked(engine)
+child.view_of = look
+raise SystemExit(child.main())
+"""
 
 
 @pytest.fixture
@@ -113,6 +132,49 @@ async def test_one_that_dies_as_it_serves_is_started_again(tmp_path):
     await supervisor.start()
     await until(lambda: supervisor.statuses()[0].restarts == 1)
     await until(lambda: supervisor.statuses()[0].state == "serving")
+    await supervisor.close()
+
+
+async def reasons(order: Order) -> tuple[str, ...]:
+    async with lodeq.connect(order.listen) as engine:
+        return (await engine.health()).reasons
+
+
+@pytest.fixture
+def one(tmp_path):
+    """The order of the only process of a store."""
+    held = prepare(str(tmp_path / "s"), 1, shards=2, durability="nosync")
+    yield replace(
+        orders("")[0],
+        path=held.root,
+        shards=2,
+        listen=f"unix://{tmp_path}/o",
+        urls=(f"unix://{tmp_path}/o",),
+        block_cache_bytes=8 << 20,
+    )
+    held.lock.release()
+
+
+async def test_a_poisoned_shard_is_reopened_by_another_process(one, tmp_path):
+    command = (sys.executable, "-P", "-c", POISONED, str(tmp_path / "mark"), "IO error: full")
+    supervisor = Supervisor([one], command)
+    await supervisor.start()
+    (first,) = supervisor.statuses()
+    await until(lambda: supervisor.statuses()[0].restarts == 1)
+    await until(lambda: supervisor.statuses()[0].state == "serving")
+    assert not alive(first.pid)
+    assert await reasons(one) == ()
+    await supervisor.close()
+    assert supervisor.is_clean
+
+
+async def test_a_damaged_table_is_not_reopened_again_and_again(one, tmp_path):
+    command = (sys.executable, "-P", "-c", POISONED, str(tmp_path / "mark"), "Corruption: block")
+    supervisor = Supervisor([one], command)
+    await supervisor.start()
+    (reason,) = await reasons(one)
+    assert "shard 0 is poisoned" in reason
+    assert supervisor.statuses()[0].restarts == 0
     await supervisor.close()
 
 
