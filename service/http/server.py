@@ -148,7 +148,9 @@ class _Counting:
         self._refusals.count(400, self._loop.time())
 
     def error(self, message: str, *args: object, **options: Any) -> None:
-        """Log a bug of ours in full."""
+        """Log a bug of ours in full. A request that a stop cuts is none, and is counted there."""
+        if isinstance(options.get("exc_info"), asyncio.CancelledError):
+            return
         self._log_error(message, *args, **options)
 
 
@@ -182,6 +184,16 @@ class _Protocol(H11Protocol):
     def has_unread(self) -> bool:
         """Whether it has sent something that has not been read yet."""
         return has_unread(self.transport)
+
+    def shutdown(self) -> None:
+        """The server stops: the answer that is under way is the last, and says so.
+
+        uvicorn adds the header to answers to plain requests only. By it the client knows that what
+        it has sent behind was not begun.
+        """
+        super().shutdown()
+        if not self._is_plain and self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.default_headers = [*self.cycle.default_headers, (b"connection", b"close")]
 
     def shed(self) -> None:
         """Close it: there are too many."""
