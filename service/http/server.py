@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from urllib.parse import unquote
 
 from anyio import CancelScope, move_on_after, sleep
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from ...repository.api.engine import Engine
+    from .unread_answers import Reader
 
 __all__ = ["AppServer", "Server"]
 
@@ -460,8 +461,11 @@ class _Uvicorn(uvicorn.Server):
             connection.shutdown()
         await self._all_over(self.config.timeout_graceful_shutdown or 0.0)
         if state.connections or state.tasks:
-            fields = {"event": "requests_cut", "count": len(state.tasks)}
-            _log.warning("%d requests were cut at the stop", len(state.tasks), extra=fields)
+            readers = cast("set[Reader]", state.connections)
+            n_unread = sum(one.unread_bytes > 0 for one in readers)
+            count = max(len(state.tasks), n_unread)  # where somebody reads slowly, one is both
+            fields = {"event": "requests_cut", "count": count}
+            _log.warning("%d requests were cut at the stop", count, extra=fields)
         for task in list(state.tasks):
             task.cancel()
         for connection in list(state.connections):
