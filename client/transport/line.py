@@ -31,6 +31,7 @@ class Lane(Enum):
     PLAIN = 32
     LEASE = 16  # a lease must not end while a burst of enqueues is sent
     POLL = 512  # what the server may hold would keep the others waiting
+    UPLOAD = 256  # they may last; fewer than a server takes beside the calls of others
 
     @staticmethod
     def of(call: Call) -> Lane:
@@ -104,6 +105,10 @@ class Line(_Rule):
                 self._waiting.remove(turn)
             raise
 
+    def moved(self) -> None:
+        """A call that has a place gets on, and will be answered: who waits goes on waiting."""
+        self._n_answered += 1
+
     def leave(self, *, is_answered: bool) -> None:
         """Hand the place to the next one."""
         self._n_answered += is_answered
@@ -146,6 +151,11 @@ class SyncLine(_Rule):
             if is_passed:
                 self.leave(is_answered=False)
             raise
+
+    def moved(self) -> None:
+        """See ``Line.moved``."""
+        with self._lock:
+            self._n_answered += 1
 
     def leave(self, *, is_answered: bool) -> None:
         """Hand the place to the next one."""

@@ -376,17 +376,33 @@ class Transport:
         with CancelScope() as scope:
             self._pending.add(scope)
             try:
-                for delay_s in delays(self.target.timeout_s):
-                    try:
-                        return await self._upload(call, Upload(source, bytes_max))
-                    except BusyError as error:
-                        if not error.not_begun or not is_read_again(source):
-                            raise
-                    await sleep(delay_s)
-                return await self._upload(call, Upload(source, bytes_max))
+                line = self._lines[Lane.UPLOAD]
+                await line.enter(0.0)
+                is_answered = False
+                try:
+                    answer = await self._upload_till_begun(call, source, bytes_max, line.moved)
+                    is_answered = True
+                except LodeqError as error:
+                    is_answered = not isinstance(error, _NO_ANSWER)
+                    raise
+                finally:
+                    line.leave(is_answered=is_answered)
+                return answer
             finally:
                 self._pending.discard(scope)
         raise ClosedError(CLOSED)
+
+    async def _upload_till_begun(
+        self, call: Call, source: Any, bytes_max: int, moved: Callable[[], object]
+    ) -> Any:
+        for delay_s in delays(self.target.timeout_s):
+            try:
+                return await self._upload(call, Upload(source, bytes_max, moved))
+            except BusyError as error:
+                if not error.not_begun or not is_read_again(source):
+                    raise
+            await sleep(delay_s)
+        return await self._upload(call, Upload(source, bytes_max, moved))
 
     async def _upload(self, call: Call, upload: Upload) -> Any:
         given = self._by_httpx
@@ -591,14 +607,30 @@ class SyncTransport:
 
     def upload(self, call: Call, source: Any, bytes_max: int) -> Any:
         """Send a request whose body is a stream. See ``Transport.upload``."""
+        line = self._lines[Lane.UPLOAD]
+        line.enter(0.0)
+        is_answered = False
+        try:
+            answer = self._upload_till_begun(call, source, bytes_max, line.moved)
+            is_answered = True
+        except LodeqError as error:
+            is_answered = not isinstance(error, _NO_ANSWER)
+            raise
+        finally:
+            line.leave(is_answered=is_answered)
+        return answer
+
+    def _upload_till_begun(
+        self, call: Call, source: Any, bytes_max: int, moved: Callable[[], object]
+    ) -> Any:
         for delay_s in delays(self.target.timeout_s):
             try:
-                return self._upload(call, Upload(source, bytes_max))
+                return self._upload(call, Upload(source, bytes_max, moved))
             except BusyError as error:
                 if not error.not_begun or not is_read_again(source):
                     raise
             self._closing.wait(delay_s)
-        return self._upload(call, Upload(source, bytes_max))
+        return self._upload(call, Upload(source, bytes_max, moved))
 
     def _upload(self, call: Call, upload: Upload) -> Any:
         if self._is_closed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
@@ -25,17 +25,19 @@ class Upload:
     Args:
         source: as ``Queue.enqueue_stream`` takes it.
         bytes_max: of the payload, that the server takes.
+        moved: called for each part.
 
     Attributes:
         error: why it broke off: the source's own error, or that it is too large.
         is_whole: whether all of it was given out. Before that the server cannot have taken it.
     """
 
-    def __init__(self, source: Any, bytes_max: int) -> None:
+    def __init__(self, source: Any, bytes_max: int, moved: Callable[[], object]) -> None:
         self.error: Exception | None = None
         self.is_whole = False
         self._source = source
         self._bytes_max = bytes_max
+        self._moved = moved
         self._size = 0
 
     async def slices(self) -> AsyncGenerator[bytes, None]:
@@ -66,4 +68,5 @@ class Upload:
         if self._size > self._bytes_max:
             raise too_large("payload", self._size, self._bytes_max)
         for at in range(0, len(chunk), SLICE_BYTES):
+            self._moved()
             yield chunk[at : at + SLICE_BYTES]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from urllib.parse import unquote
 
 from anyio import CancelScope, move_on_after, sleep
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from ...repository.api.engine import Engine
+    from .unread_answers import Reader
 
 __all__ = ["AppServer", "Server"]
 
@@ -148,7 +149,9 @@ class _Counting:
         self._refusals.count(400, self._loop.time())
 
     def error(self, message: str, *args: object, **options: Any) -> None:
-        """Log a bug of ours in full."""
+        """Log a bug of ours in full. A request that a stop cuts is none, and is counted there."""
+        if isinstance(options.get("exc_info"), asyncio.CancelledError):
+            return
         self._log_error(message, *args, **options)
 
 
@@ -182,6 +185,16 @@ class _Protocol(H11Protocol):
     def has_unread(self) -> bool:
         """Whether it has sent something that has not been read yet."""
         return has_unread(self.transport)
+
+    def shutdown(self) -> None:
+        """The server stops: the answer that is under way is the last, and says so.
+
+        uvicorn adds the header to answers to plain requests only. By it the client knows that what
+        it has sent behind was not begun.
+        """
+        super().shutdown()
+        if not self._is_plain and self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.default_headers = [*self.cycle.default_headers, (b"connection", b"close")]
 
     def shed(self) -> None:
         """Close it: there are too many."""
@@ -448,8 +461,11 @@ class _Uvicorn(uvicorn.Server):
             connection.shutdown()
         await self._all_over(self.config.timeout_graceful_shutdown or 0.0)
         if state.connections or state.tasks:
-            fields = {"event": "requests_cut", "count": len(state.tasks)}
-            _log.warning("%d requests were cut at the stop", len(state.tasks), extra=fields)
+            readers = cast("set[Reader]", state.connections)
+            n_unread = sum(one.unread_bytes > 0 for one in readers)
+            count = max(len(state.tasks), n_unread)  # where somebody reads slowly, one is both
+            fields = {"event": "requests_cut", "count": count}
+            _log.warning("%d requests were cut at the stop", count, extra=fields)
         for task in list(state.tasks):
             task.cancel()
         for connection in list(state.connections):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from anyio import Semaphore
 from msgspec import UNSET
 from msgspec.structs import asdict
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CANCELLED_MAX",
     "GRANTED_MAX",
+    "PAGES_MAX",
     "Claim",
     "ClaimRegister",
     "ServerState",
@@ -47,6 +49,7 @@ __all__ = [
 _QUEUES_MAX = 1024
 GRANTED_MAX: Final = 16_384
 CANCELLED_MAX: Final = 16_384
+PAGES_MAX: Final = 16  # of tasks, that are made at once: each takes some 10 MiB until it is sent
 
 
 class Claim:
@@ -153,6 +156,7 @@ class ServerState:
         self._queues: dict[tuple[Any, ...], Queue] = {}
         self._polls: dict[CancelScope, Access | None] = {}
         self.claims = ClaimRegister(self.view)
+        self.pages = Semaphore(PAGES_MAX)  # around what reads and makes one
         self._is_closing = False
         self.held_bytes = 0  # of the documents of calls over the link, and of its frames
 

@@ -212,7 +212,7 @@ class Supervisor:
     async def close(self) -> None:
         """End all processes: each answers what it has begun, and closes its shards.
 
-        One that does not end in time is killed.
+        One that does not end in time, ``HANG_S`` beyond its grace, is killed.
 
         Durability: all that was acknowledged stays so. Cancellation: call it again.
         """
@@ -220,8 +220,7 @@ class Supervisor:
         for one in self._processes:
             if one.running is not None:
                 _let_go(one.running)
-        for one in self._processes:
-            await self._ended_in_time(one)
+        await asyncio.gather(*map(self._ended_in_time, self._processes))  # their times run at once
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     async def _ended_in_time(self, one: _Process) -> None:

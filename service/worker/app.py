@@ -695,7 +695,7 @@ class App(StoreBinding):
                 async with self._working(queues, concurrency, grace) as worker:
                     hearing.worker = worker
                     if leave is not None:
-                        worker.leave = partial(self._leave, leave)
+                        worker.leave = partial(self._leave, leave, worker)
                     await worker.finished.wait()
                     if worker.has_left_some and worker.leave is not None:
                         await worker.leave()
@@ -704,8 +704,9 @@ class App(StoreBinding):
         if worker is not None and worker.error is not None:
             raise worker.error
 
-    async def _leave(self, leave: Callable[[], object]) -> None:
+    async def _leave(self, leave: Callable[[], object], worker: Worker) -> None:
         await self.engine.close()
+        worker.log_unstored()
         leave()
 
     @asynccontextmanager

@@ -319,6 +319,17 @@ class Worker:
             context.is_left = True
         await give_back([context.lease for context in runs])
 
+    def log_unstored(self) -> None:
+        """Name what is done and not stored, just before the process ends: nothing else would."""
+        for context in self._runs.values():
+            if context.is_ending and not context.is_left:
+                log.error(
+                    "task %s (%r) has ended, but the store did not answer; its lease will expire",
+                    context.task_id,
+                    context.name,
+                    extra=fields("outcome_not_stored", context),
+                )
+
     async def _end_leases(self) -> None:
         """End the leases that runs have not ended: some were cancelled before their first step.
 

@@ -40,21 +40,22 @@ async def find(context: RequestContext, document: schemas.Find) -> Response:
     """List a page of the tasks that a filter means."""
     meant, view = filter_of(document.filter), context.server.view
     payloads: Payloads = "stored" if document.payloads else "none"
-    found = await view.find(
-        meant,
-        document.limit,
-        document.cursor,
-        payloads,
-        oldest_first=document.oldest_first,
-        after=None if document.after is UNSET else document.after,
-    )
-    docs = (task_doc(context.out, task, None) for task in found)
-    rest = {
-        "cursor": found.cursor,
-        "is_short": found.is_short,
-        "has_cut_previews": found.has_cut_previews,
-    }
-    return await context.answer_list("tasks", docs, rest)
+    async with context.server.pages:
+        found = await view.find(
+            meant,
+            document.limit,
+            document.cursor,
+            payloads,
+            oldest_first=document.oldest_first,
+            after=None if document.after is UNSET else document.after,
+        )
+        docs = (task_doc(context.out, task, None) for task in found)
+        rest = {
+            "cursor": found.cursor,
+            "is_short": found.is_short,
+            "has_cut_previews": found.has_cut_previews,
+        }
+        return await context.answer_list("tasks", docs, rest)
 
 
 @operation(

@@ -58,21 +58,22 @@ async def history(context: RequestContext, query: schemas.HistoryQuery) -> Respo
         text=_given(query.text),
     )
     view, cursor = context.server.view, _given(query.cursor)
-    page = await view.history(
-        meant,
-        query.limit,
-        cursor,
-        _PAGE_BYTES,
-        oldest_first=query.oldest_first,
-        after=_given(query.after),
-    )
-    docs = (result_doc(context.out, one, None) for one in page)
-    rest = {
-        "cursor": page.cursor,
-        "is_short": page.is_short,
-        "has_cut_previews": page.has_cut_previews,
-    }
-    return await context.answer_list("results", docs, rest)
+    async with context.server.pages:
+        page = await view.history(
+            meant,
+            query.limit,
+            cursor,
+            _PAGE_BYTES,
+            oldest_first=query.oldest_first,
+            after=_given(query.after),
+        )
+        docs = (result_doc(context.out, one, None) for one in page)
+        rest = {
+            "cursor": page.cursor,
+            "is_short": page.is_short,
+            "has_cut_previews": page.has_cut_previews,
+        }
+        return await context.answer_list("results", docs, rest)
 
 
 def _given(member: T | UnsetType) -> T | None:

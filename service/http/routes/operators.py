@@ -79,11 +79,12 @@ _PAGE_BYTES = 4 << 20
 async def get(context: RequestContext) -> Response:
     """Get a task, in whatever state."""
     task_id = context.task_id
-    task = await context.server.view.task(task_id, "stored")
-    if task is None:
-        raise TaskNotFoundError(f"no task {task_id}", task_id=task_id)
-    await context.turns.give()
-    return context.answer(task_doc(context.out, task, None))
+    async with context.server.pages:
+        task = await context.server.view.task(task_id, "stored")
+        if task is None:
+            raise TaskNotFoundError(f"no task {task_id}", task_id=task_id)
+        await context.turns.give()
+        return context.answer(task_doc(context.out, task, None))
 
 
 @operation(
@@ -143,18 +144,21 @@ async def tasks(context: RequestContext, query: schemas.TasksQuery) -> Response:
     after = None
     if query.after is not UNSET:  # a position: nothing else of the task is looked at
         after = Task(TaskId(bytes(16)), "", "", "", 0, 0, _EPOCH, position=query.after)
-    found, is_full = await context.server.view.page(
-        _queue_of(context, query),
-        query.state,
-        query.limit,
-        after,
-        payloads="stored" if query.payloads else "none",
-        bytes_max=_PAGE_BYTES,
-    )
-    # At most ``limit`` tasks, and about as many bytes as an answer may have; ``more`` says that it
-    # was the bytes that ended the page.
-    docs = (task_doc(context.out, task, None) for task in found)
-    return await context.answer_list("tasks", docs, {"more": is_full and len(found) < query.limit})
+    async with context.server.pages:
+        found, is_full = await context.server.view.page(
+            _queue_of(context, query),
+            query.state,
+            query.limit,
+            after,
+            payloads="stored" if query.payloads else "none",
+            bytes_max=_PAGE_BYTES,
+        )
+        # At most ``limit`` tasks, and about as many bytes as an answer may have; ``more`` says that
+        # it was the bytes that ended the page.
+        docs = (task_doc(context.out, task, None) for task in found)
+        return await context.answer_list(
+            "tasks", docs, {"more": is_full and len(found) < query.limit}
+        )
 
 
 @operation("GET /queues/{queue}/stats", schemas.QueueStats, needs=Role.READER, names=queue_in_path)

@@ -305,7 +305,7 @@ async def _attempt(
         )
 
     def stop() -> None:
-        if not scope.is_cancelled:
+        if not (scope.is_cancelled or context.is_over):
             log.info(
                 "task %s (%r) is cancelled (%s): it has %g s to clean up",
                 context.task_id,

@@ -1,15 +1,22 @@
 """Large answers over the link come in turns: whoever asks for little does not wait for all."""
 
 import asyncio
+from contextlib import AsyncExitStack
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
+import anyio
+import httpx
 import pytest
-from support_http import serving, socket_path
+from support_http import BASE, serving, socket_path
 from support_loop import on_loop
 
 import lodeq
 import lodeq.testing
+from lodeq.repository.api.view import EngineView
 from lodeq.service.http.link.answer_turns import TURN_BYTES, AnswerTurns
+from lodeq.service.http.server_state import PAGES_MAX
 
 
 class Iterations:
@@ -118,6 +125,49 @@ async def test_a_call_that_changes_something_waits_for_no_large_answer(
                 assert begun == []
                 await client.queue("mail").stats()
                 assert begun == ["a turn"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("transport", ["http", "link"])
+async def test_only_so_many_pages_are_made_at_once_whoever_asks(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is several MiB: of hundreds of callers none is refused, and all are answered in turn."""
+    at_work, all_begun, go_on = [0, 0], asyncio.Event(), asyncio.Event()
+    page = EngineView.page
+    count = PAGES_MAX + 4
+
+    async def slowly(self: EngineView, *args: Any, **options: Any) -> Any:
+        at_work[0] += 1
+        at_work[1] = max(at_work)
+        if at_work[0] == PAGES_MAX:
+            all_begun.set()
+        await go_on.wait()
+        found = await page(self, *args, **options)
+        at_work[0] -= 1
+        return found
+
+    monkeypatch.setattr(EngineView, "page", slowly)
+    async with lodeq.testing.open() as engine, AsyncExitStack() as stack:
+        await engine.queue("mail").enqueue(b"x")
+        path = stack.enter_context(socket_path())
+        url = await stack.enter_async_context(serving(engine, path=path))
+        if transport == "http":
+            over = httpx.AsyncHTTPTransport(uds=path)
+            client = await stack.enter_async_context(
+                httpx.AsyncClient(transport=over, base_url=BASE)
+            )
+            asks = [partial(client.get, "/v1/queues/mail/tasks")] * count
+        else:
+            engines = [await stack.enter_async_context(lodeq.connect(url)) for _ in range(2)]
+            asks = [engines[n % 2].queue("mail").peek for n in range(count)]
+        asked = [asyncio.ensure_future(ask()) for ask in asks]
+        await all_begun.wait()
+        await anyio.wait_all_tasks_blocked()
+        assert at_work == [PAGES_MAX, PAGES_MAX]
+        go_on.set()
+        await asyncio.gather(*asked)
+        assert at_work[1] == PAGES_MAX
 
 
 @pytest.fixture

@@ -22,7 +22,10 @@ from lodeq.client.calls import Call, Session, engine_call
 from lodeq.client.cluster.target import ClusterTarget
 from lodeq.client.cluster.transport import ClusterTransport
 from lodeq.client.engine import RemoteEngine
+from lodeq.client.transport.line import Lane
+from lodeq.client.transport.line import Line as PlaceLine
 from lodeq.client.transport.transport import SyncTransport, Target, Transport
+from lodeq.client.transport.upload import Upload
 from lodeq.client.uploads import enqueue_stream
 from lodeq.service.http.access.tokens_file import TokensFile
 from lodeq.service.http.app import make_app
@@ -263,6 +266,86 @@ async def test_what_was_not_begun_is_sent_again_if_it_can_be_read_again(upload):
         with pytest.raises(lodeq.BusyError, match="full"):
             await upload(line, source)
         assert len(line.read) == 1
+
+
+class Counted(httpx.AsyncBaseTransport, httpx.BaseTransport):
+    """Answers nobody before ``go_on``, and counts who is under way."""
+
+    def __init__(self):
+        self.now = self.most = 0
+        self.go_on = anyio.Event()
+
+    def begin(self):
+        self.now += 1
+        self.most = max(self.most, self.now)
+
+    async def handle_async_request(self, request):
+        self.begin()
+        await self.go_on.wait()
+        self.now -= 1
+        return httpx.Response(422, json={"detail": "no"})
+
+    def handle_request(self, request):
+        self.begin()
+        self.now -= 1
+        return httpx.Response(422, json={"detail": "no"})
+
+
+@ON_ASYNCIO
+async def test_uploads_of_one_client_stand_in_line():
+    """More than a server takes at once would be refused, and a source is read but once."""
+    counted, count = Counted(), Lane.UPLOAD.value + 5
+    transport, ended = Transport(Target(BASE, None, 30.0), counted), []
+
+    async def upload():
+        with pytest.raises(lodeq.LodeqError, match="no"):
+            await transport.upload(CALL, iter([b"x"]), 1)
+        ended.append(1)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(count):
+            group.start_soon(upload)
+        await anyio.wait_all_tasks_blocked()
+        assert counted.now == Lane.UPLOAD.value
+        counted.go_on.set()
+    assert len(ended) == count
+    assert counted.most == Lane.UPLOAD.value
+
+
+async def test_an_upload_in_line_waits_as_long_as_those_before_it_get_on():
+    line = PlaceLine(Lane.UPLOAD, 0.0)  # no patience at all
+    for _ in range(Lane.UPLOAD.value):
+        await line.enter(0.0)
+    with pytest.raises(lodeq.UnreachableError, match="it was not sent"):
+        await line.enter(0.0)
+    upload, moves = Upload([b"x", b"y"], 2, lambda: moves.append(1)), []
+    assert [one async for one in upload.slices()] == [b"x", b"y"]
+    assert len(moves) == 2
+    upload = Upload([b"x", b"y"], 2, lambda: moves.append(1))
+    assert list(upload.blocking_slices()) == [b"x", b"y"]
+    assert len(moves) == 4
+
+
+def test_uploads_of_threads_stand_in_line():
+    transport = SyncTransport(Target(BASE, None, 30.0), Counted())
+    line = transport._lines[Lane.UPLOAD]
+    for _ in range(Lane.UPLOAD.value):
+        line.enter(0.0)
+    done = threading.Event()
+
+    def upload():
+        with pytest.raises(lodeq.LodeqError, match="no"):
+            transport.upload(CALL, iter([b"x"]), 1)
+        done.set()
+
+    thread = threading.Thread(target=upload)
+    thread.start()
+    while not line._waiting:
+        assert not done.is_set()
+    line.leave(is_answered=True)
+    thread.join(30)
+    assert done.is_set()
+    assert line._n_free == 1
 
 
 async def test_an_older_server_is_named():

@@ -170,6 +170,74 @@ async def test_a_cancelled_server_answers_too(engine):
     assert answers == [{"leases": []}]
 
 
+async def test_a_request_that_a_stop_cuts_is_counted_and_leaves_no_traceback(engine, caplog):
+    head = (
+        b"POST /v1/queues/mail/tasks/stream HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/octet-stream\r\nContent-Length: 10\r\n\r\n12345"
+    )
+    with socket_path() as path:
+        ready = anyio.Event()
+        server = Server(engine, [listen_unix(path)], on_ready=ready.set, grace_s=0.0)
+        async with anyio.create_task_group() as group:
+            group.start_soon(server.run)
+            await ready.wait()
+            async with await anyio.connect_unix(path) as stream:
+                await stream.send(head)
+                await until(lambda: server._server.server_state.tasks)
+                server.stop()
+                with pytest.raises(anyio.EndOfStream):
+                    await stream.receive()
+    assert [one.getMessage() for one in caplog.records] == ["1 requests were cut at the stop"]
+    assert not await engine.queue("mail").peek()
+
+
+async def test_an_answer_that_a_stop_cuts_because_nobody_reads_it_is_counted(engine, caplog):
+    await engine.queue("mail").enqueue(bytes(2 << 20))
+    with socket_path() as path:
+        ready = anyio.Event()
+        server = Server(engine, [listen_unix(path)], on_ready=ready.set, grace_s=0.0)
+        state = server._server.server_state
+        async with contextlib.AsyncExitStack() as stack, anyio.create_task_group() as group:
+            group.start_soon(server.run)
+            await ready.wait()
+            stream = await stack.enter_async_context(await anyio.connect_unix(path))
+            await stream.send(
+                b"GET /v1/queues/mail/tasks HTTP/1.1\r\nHost: localhost\r\n"
+                b"Accept: application/msgpack\r\n\r\n"
+            )
+            await until(lambda: any(one.unread_bytes for one in state.connections))
+            await until(lambda: not state.tasks)
+            server.stop()
+    assert [one.getMessage() for one in caplog.records] == ["1 requests were cut at the stop"]
+
+
+async def test_the_last_answer_before_a_stop_says_that_nothing_behind_it_was_begun(engine):
+    claim = FORM.dumps({"queues": ["none"], "wait": 60})
+    task = FORM.dumps({"payload": b"x"})
+    request = b"POST /v1/%b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/msgpack\r\n"
+    request += b"Content-Length: %d\r\n\r\n%b"
+    both = request % (b"leases/claim", len(claim), claim)
+    both += request % (b"queues/mail/tasks", len(task), task)
+    answer = b""
+    with socket_path() as path:
+        ready = anyio.Event()
+        server = Server(engine, [listen_unix(path)], on_ready=ready.set)
+        async with anyio.create_task_group() as group:
+            group.start_soon(server.run)
+            await ready.wait()
+            async with await anyio.connect_unix(path) as stream:
+                await stream.send(both)
+                await until(lambda: waiters(engine))
+                server.stop()
+                with contextlib.suppress(anyio.EndOfStream):
+                    while True:
+                        answer += await stream.receive()
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"\r\nconnection: close\r\n" in answer
+    assert not await engine.queue("mail").peek()
+
+
 # --- the command --------------------------------------------------------------------------------
 
 

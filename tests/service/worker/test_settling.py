@@ -1,7 +1,10 @@
 """The end of a lease: a store out of reach, a lease that is another's by now."""
 
 import asyncio
+import os
+import signal
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import anyio
 import pytest
@@ -312,3 +315,40 @@ async def test_one_run_that_is_left_behind_keeps_no_other_from_going_back(
         stats = await engine.queue("mail").stats()
         assert stats.ready == 2
     assert "was not released: no answer within 0.01 s" in caplog.text
+
+
+async def test_a_process_that_ends_before_the_store_has_answered_names_what_it_had_done(
+    app, clock, monkeypatch, caplog
+):
+    """A server that is frozen: it never answers, and no try ends before the process does."""
+    caplog.set_level("INFO", "lodeq.worker")
+    is_asked, answered = anyio.Event(), anyio.Event()
+
+    async def silent(*_: object, **__: object) -> None:
+        is_asked.set()
+        await answered.wait()
+
+    monkeypatch.setattr(Lease, "complete", silent)
+    left: list[list[str]] = []
+
+    def events() -> list[str]:
+        return [getattr(one, "event", "") for one in caplog.records]
+
+    def leave() -> None:  # ``lodeq worker`` ends the process here
+        left.append(events())
+        answered.set()
+
+    async with in_memory(clock) as engine:
+        receipt = await enqueue(engine)
+        async with app.use(engine), anyio.create_task_group() as group:
+            group.start_soon(partial(app.run, leave=leave))
+            await is_asked.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until(lambda: "worker_signalled" in events())
+            for _ in range(30):
+                await clock.advance(1)
+            await until(lambda: left)
+    assert left[0].count("outcome_not_stored") == 1
+    assert "run_cancelled" not in left[0]  # its function was over
+    (record,) = [one for one in caplog.records if one.event == "outcome_not_stored"]
+    assert str(receipt.id) in record.getMessage()

@@ -208,3 +208,38 @@ async def test_one_that_does_not_end_is_killed(monkeypatch):
     await supervisor.close()
     assert not alive(found.pid)
     assert not supervisor.is_clean
+
+
+class Hanging:
+    """A process that does not end by itself."""
+
+    stdin = stdout = returncode = None
+    pid = 0
+
+    def __init__(self):
+        self.is_awaited = False
+        self.killed = anyio.Event()
+
+    async def wait(self) -> int:
+        self.is_awaited = True
+        await self.killed.wait()
+        return -9
+
+    def kill(self) -> None:
+        self.killed.set()
+
+
+async def test_the_time_of_all_that_hang_runs_at_once():
+    """Each would have half a minute behind the one before, and systemd kills who takes 90 s."""
+    supervisor = Supervisor(orders("hangs", "hangs", "hangs"), COMMAND)
+    hanging = [Hanging() for _ in supervisor._processes]
+    for process, one in zip(supervisor._processes, hanging, strict=True):
+        process.running = one
+        process.is_clean = False
+    async with anyio.create_task_group() as group:
+        group.start_soon(supervisor.close)
+        await anyio.wait_all_tasks_blocked()
+        assert [one.is_awaited for one in hanging] == [True, True, True]
+        for one in hanging:
+            one.kill()
+    assert not supervisor.is_clean
