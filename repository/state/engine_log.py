@@ -49,10 +49,10 @@ def disk_low(path: str, detail: str, free: int | None) -> None:
     """Enqueues are refused from now on; ``free`` bytes, None where nobody can tell."""
     fields = {"event": "disk_low", "path": path, "detail": detail, "bytes": free}
     _log.warning(
-        "%s: enqueues into %r are refused, and the rest may wait; %s bytes are free",
-        detail,
+        "enqueues into %r are refused, and the rest may wait (%r); free bytes: %r",
         path,
-        "unknown" if free is None else f"{free:,}",
+        detail,
+        free,
         extra=fields,
     )
 
