@@ -125,3 +125,17 @@ async def test_leases_of_an_answer_that_was_cut_go_back(transport):
                 await anyio.lowlevel.checkpoint()
         assert (await queue.stats()).ready == 4 - (await queue.stats()).leased
         await stack.aclose()
+
+
+async def test_no_link_that_reads_is_cut_for_the_pages_of_others(cuts):
+    """Each has eight pages under way, all together three times what may be unread."""
+    settings = Settings(answers_bytes_max=32 * MIB)
+    async with lodeq.testing.open() as engine, AsyncExitStack() as stack:
+        for _ in range(2):
+            await engine.queue("mail").enqueue(b"x" * (MIB // 2))
+        path = stack.enter_context(socket_path())
+        url = await stack.enter_async_context(serving(engine, path=path, settings=settings))
+        clients = [await stack.enter_async_context(lodeq.connect(url)) for _ in range(12)]
+        asked = [client.queue("mail").peek(limit=2) for client in clients for _ in range(8)]
+        assert [len(page) for page in await asyncio.gather(*asked)] == [2] * 96
+        assert not cuts
