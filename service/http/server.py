@@ -468,7 +468,9 @@ class _Uvicorn(uvicorn.Server):
         if state.connections or state.tasks:
             readers = cast("set[Reader]", state.connections)
             n_unread = sum(one.unread_bytes > 0 for one in readers)
-            count = max(len(state.tasks), n_unread)  # where somebody reads slowly, one is both
+            links = [one for one in state.connections if isinstance(one, LinkConnection)]
+            n_at_work = len(state.tasks) + sum(one.called_back_count for one in links)
+            count = max(n_at_work, n_unread)  # where somebody reads slowly, one is both
             fields = {"event": "requests_cut", "count": count}
             _log.warning("%d requests were cut at the stop", count, extra=fields)
         for task in list(state.tasks):

@@ -70,6 +70,7 @@ class LinkConnection(LinkPort, asyncio.Protocol):
         self._n_taken = 0  # requests, since data came last
         self._is_cut = False  # frames are kept that have not been read
         self._n_waiting = 0
+        self._tasks: set[asyncio.Task[None]] = set()  # of requests; others wait by callback
         self._written_bytes = 0
         self._unsent_claims: deque[tuple[int, list[Any]]] = deque()  # and where each answer ends
         self._held_bytes = 0  # of a frame that is not whole
@@ -162,6 +163,11 @@ class LinkConnection(LinkPort, asyncio.Protocol):
     def unread_bytes(self) -> int:
         """Bytes that were written and that the system has not taken yet."""
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
+    @property
+    def called_back_count(self) -> int:
+        """Requests at work that no task is for: the engine calls back when they are done."""
+        return max(0, self._n_open - len(self._tasks))
 
     def cut(self) -> None:
         """Close it: it reads slowest, where too much is unread."""
@@ -396,6 +402,8 @@ class LinkConnection(LinkPort, asyncio.Protocol):
         Returns what gives it up, without an answer.
         """
         task = self._loop.create_task(self._work(id, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         self.serving.tasks.add(task)
         task.add_done_callback(self.serving.tasks.discard)
         return partial(self._loop.call_soon, task.cancel)  # not before it has begun
