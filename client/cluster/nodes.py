@@ -238,9 +238,7 @@ class Nodes:
             if found:
                 return found
             if patience.is_over:
-                raise UnreachableError(
-                    f"{self.target.url}: no node of the cluster leads anything: is its log there?"
-                )
+                raise self.target.nobody()
             self.topology.is_stale = True
             await pause(patience.next_s())
 
@@ -280,9 +278,7 @@ class Nodes:
                         doubt.of(error)
                         last = error
                 if patience.is_over:
-                    raise last or UnreachableError(
-                        f"{self.target.url}: nobody leads shard {shard}: is its log there?"
-                    )
+                    raise last or self.target.nobody(shard)
                 self.topology.is_stale = True
                 await pause(patience.next_s())
 

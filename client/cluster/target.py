@@ -7,7 +7,7 @@ from math import inf
 from typing import Final
 
 from ...engine.runtime.clock import SystemClock
-from ...errors import CommitUnknownError, LodeqError
+from ...errors import CommitUnknownError, LodeqError, UnreachableError
 from ..calls import Call
 from ..transport.transport import Target
 from .address import node_addresses
@@ -37,6 +37,21 @@ class ClusterTarget:
         self.given = node_addresses(url)
         for one in self.given:
             Target(one, token, timeout_s)  # it is checked before anything is sent
+
+    def nobody(self, shard: int | None = None) -> UnreachableError:
+        """The error where nobody leads a shard, or anything at all."""
+        if self.front is None:
+            what = "no node of the cluster leads anything"
+            if shard is not None:
+                what = f"nobody leads shard {shard}"
+            return UnreachableError(f"{self.url}: {what}: is its log there?")
+        what = "no process has any shard open"
+        if shard is not None:
+            what = f"no process has shard {shard} open"
+        return UnreachableError(
+            f"{self.front}: {what} now: does the service stop, or is a process just started "
+            "again? Its health names processes that are down"
+        )
 
     def node(self, url: str, timeout_s: float | None = None, *, connect_s: float = inf) -> Target:
         """The target of one node.

@@ -18,9 +18,9 @@ from ..model.faces import packed_face
 from ..model.task_options import CONFLICT_DEFAULT
 from ..model.values import NewTask
 from ..state.engine_state import EngineState
-from ..state.long_polls import LongPoll
+from ..state.long_polls import ClaimBound, LongPoll
 from ..tasks import lease_operations
-from ..tasks.claim import TURN_TASKS, drop, serve_waiter, take
+from ..tasks.claim import TURN_TASKS, bounded, drop, serve_waiter, take
 from ..tasks.fast_path import submit_claim, submit_complete, submit_plain, submit_plain_many
 from ..tasks.lease import Lease
 from ..tasks.option_path import submit_keyed, submit_task, submit_tasks
@@ -219,6 +219,7 @@ class DirectCalls:
         wait_s: float,
         worker: str,
         outcome: ClaimOutcome,
+        bound: ClaimBound | None = None,
     ) -> bool:
         """``Queue.claim`` for another process (exported).
 
@@ -229,6 +230,7 @@ class DirectCalls:
             wait_s: seconds for which to wait for the first task.
             worker: at most 256 bytes.
             outcome: gets the leases. While it waits, ``cancel_claim`` ends that.
+            bound: says how many bytes it may take, where that is not one task.
 
         Raises: as ``Queue.claim``.
         """
@@ -242,6 +244,8 @@ class DirectCalls:
                 else:
                     outcome.holds(submitted[1])
                 return True
+        elif bound is not None:
+            request = bounded(request, bound)
         if limit > TURN_TASKS:
             return False
         for shard in state.shards:

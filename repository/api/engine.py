@@ -6,7 +6,7 @@ Here is everything that spans queues and shards; what concerns one queue is in `
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -76,9 +76,10 @@ from ..model.values import (
 )
 from ..model.workers import WorkerReport
 from ..state.engine_state import EngineState
+from ..state.long_polls import ClaimBound
 from ..state.turns import Turns
 from ..tasks import lease_operations, lookup
-from ..tasks.claim import claim, granted
+from ..tasks.claim import bounded, claim, granted
 from ..tasks.enqueue import check_durable, enqueue_many
 from ..tasks.fast_path import submit_claim
 from ..tasks.lease import Lease
@@ -109,7 +110,7 @@ from .threads.thread_queue import ThreadQueue
 if TYPE_CHECKING:
     from ...engine.values import Health
 
-__all__ = ["Engine", "ThreadEngine", "runtime_of"]
+__all__ = ["Engine", "ThreadEngine", "claim_within", "runtime_of"]
 
 
 class Engine:
@@ -1538,6 +1539,40 @@ def runtime_of(engine: Engine) -> EngineRuntime:
     Users have no use for it: whoever changes it without the operations breaks the store's rules.
     """
     return engine._runtime
+
+
+async def claim_within(
+    engine: Engine,
+    queues: Sequence[Queue],
+    bound: ClaimBound,
+    *,
+    limit: int,
+    lease: Duration | None,
+    wait: Duration,
+    worker: str,
+    **skipped: Collection[str],
+) -> list[Lease]:
+    """A claim for another process, of which ``bound`` says how many bytes it may take.
+
+    Args:
+        engine: open, on this loop.
+        queues: one at least.
+        bound: asked whenever it takes.
+        limit: 1 to 4,096 tasks.
+        lease: seconds; None uses the queues' own.
+        wait: seconds for the first task.
+        worker: at most 256 bytes.
+        skipped: ``skip_tenants`` and ``skip_functions``, of one queue.
+
+    Otherwise as ``Queue.claim``, including Durability and Cancellation.
+    """
+    if len(queues) == 1:
+        return await queues[0]._claim_within(
+            bound, limit=limit, lease=lease, wait=wait, worker=worker, **skipped
+        )
+    engine._state.check()
+    request, wait_s = engine._claims.request(queues, limit, lease, wait, worker, True)
+    return await claim(engine._state, bounded(request, bound), wait_s)
 
 
 def _twin(lease: ThreadLease | Lease) -> Lease:

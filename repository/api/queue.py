@@ -47,11 +47,11 @@ from ..model.values import (
 )
 from ..state.caches.claim_sets import TenantQueueKey
 from ..state.engine_state import EngineState
-from ..state.long_polls import ClaimRequest
+from ..state.long_polls import ClaimBound, ClaimRequest
 from ..state.queue_state import TenantQueue
 from ..state.turns import Turns
 from ..tasks import task_list
-from ..tasks.claim import claim, drop, skipping
+from ..tasks.claim import bounded, claim, drop, skipping
 from ..tasks.dead_claim import claim_dead
 from ..tasks.enqueue import check_durable, enqueue, enqueue_many
 from ..tasks.enqueue_stream import enqueue_stream
@@ -522,6 +522,25 @@ class Queue:
             )
         request = self._request(limit, lease, worker, exported)
         return await claim_dead(self._state, request, duration_s(wait, "wait"))
+
+    async def _claim_within(
+        self,
+        bound: ClaimBound,
+        *,
+        limit: int,
+        lease: Duration | None,
+        wait: Duration,
+        worker: str,
+        skip_tenants: Collection[str] = (),
+        skip_functions: Collection[str] = (),
+    ) -> list[Lease]:
+        """``claim`` for another process, of which ``bound`` says how many bytes it may take."""
+        self._state.check()
+        wait_s = duration_s(wait, "wait")
+        request = self._request(limit, lease, worker, True)
+        if skip_tenants or skip_functions:
+            request = skipping(request, skip_tenants, skip_functions)
+        return await claim(self._state, bounded(request, bound), wait_s)
 
     def _request(
         self, limit: int, lease: Duration | None, worker: str, exported: bool

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from ...engine.records.keyspace import ORDER_AT
 from ...engine.runtime.clock import Clock, TimerHandle
@@ -21,7 +21,7 @@ from .caches.claim_sets import ClaimSet, ClaimSets, TenantQueueKey
 from .lease_state import LeaseState
 from .queue_state import QueueState, Shard, TenantQueue
 
-__all__ = ["ClaimRequest", "LongPoll", "LongPolls"]
+__all__ = ["ClaimBound", "ClaimRequest", "LongPoll", "LongPolls"]
 
 LINES_MAX: Final = 64  # lengths of a wait with a line of their own
 STALE_MIN = 64  # fewer stale entries are not worth a rebuild of the heap
@@ -36,11 +36,22 @@ NO_BOOSTS: Final[Mapping[TenantQueueKey, float]] = {}
 Skips: TypeAlias = tuple[frozenset[bytes], frozenset[bytes]]  # tenants, functions
 
 
+class ClaimBound(Protocol):
+    """What one claim may take of the bytes that many claims have together."""
+
+    def left_bytes(self) -> int:
+        """Bytes of records that the claim may take now, beside its first task."""
+
+    def took(self, n_bytes: int) -> None:
+        """It has taken so many."""
+
+
 class ClaimRequest:
     """The arguments of one claim."""
 
     __slots__ = (
         "boosts",
+        "bound",
         "bytes_max",
         "claim_set",
         "is_exported",
@@ -70,8 +81,10 @@ class ClaimRequest:
         bytes_max: int = 0,
         claim_set: ClaimSet | None = None,
         is_look: bool = False,
+        bound: ClaimBound | None = None,
     ) -> None:
         self.keys = keys
+        self.bound = bound  # asked when it takes, which may be much later; None: ``bytes_max``
         self.is_look = is_look  # it takes nothing: who asks is told that there is something
         self.claim_set = claim_set  # of ``keys``, where they are several and it is kept
         self.tenant_queue: TenantQueue | None = None  # where ``take_one`` found the last task

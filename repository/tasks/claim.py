@@ -28,7 +28,7 @@ from ..state.caches.ready_cache import EXPIRES_MS, TASK_ID, Row
 from ..state.engine_state import EngineState
 from ..state.events import emit_leases
 from ..state.lease_state import LeaseState
-from ..state.long_polls import NO_FUNCTIONS, ClaimRequest, LongPoll
+from ..state.long_polls import NO_FUNCTIONS, ClaimBound, ClaimRequest, LongPoll
 from ..state.queue_state import Shard, ShardQueue
 from ..state.rows.task_location import TaskLocation, end_at
 from . import claim_order
@@ -40,6 +40,7 @@ from .record_fetch import records_of
 from .task_end import DAMAGED, bury_row, give_back, step_behind
 
 __all__ = [
+    "bounded",
     "claim",
     "committed",
     "drop",
@@ -94,6 +95,8 @@ def take(state: EngineState, request: ClaimRequest) -> tuple[list[LeaseState], d
             raise
         leases = _deliver(state, request, picked, records, groups)
         state.totals.claimed += len(leases)
+        if request.bound is not None:
+            request.bound.took(sum(claim_order.claim_cost(one.record_bytes) for one in leases))
         if leases or looks is not request:
             break
         if state.key_limits.by_queue and request.limit < ASIDE_ROWS:
@@ -314,6 +317,22 @@ def skipping(
     )
 
 
+def bounded(request: ClaimRequest, bound: ClaimBound) -> ClaimRequest:
+    """The same claim, of which ``bound`` says how many bytes it may take."""
+    return ClaimRequest(
+        request.keys,
+        limit=request.limit,
+        lease_s=request.lease_s,
+        worker=request.worker,
+        boosts=request.boosts,
+        is_exported=request.is_exported,
+        skipped=request.skipped,
+        skipped_functions=request.skipped_functions,
+        claim_set=request.claim_set,
+        bound=bound,
+    )
+
+
 async def claim(
     state: EngineState, request: ClaimRequest, wait_s: float, *, is_admitted: bool = False
 ) -> list[Any]:
@@ -367,6 +386,7 @@ def _part(request: ClaimRequest, n_taken: int, bytes_taken: int, least: int = 0)
         skipped_functions=request.skipped_functions,
         claim_set=request.claim_set,
         bytes_max=claim_order.CLAIM_BYTES_MAX - bytes_taken,
+        bound=None if least else request.bound,
     )
 
 

@@ -27,6 +27,7 @@ from ..state.queue_state import QueueState, ShardQueue, TenantQueue
 __all__ = [
     "Picked",
     "advance",
+    "bytes_left",
     "claim_cost",
     "first_of_set",
     "head",
@@ -53,6 +54,13 @@ Head: TypeAlias = tuple[bytes, ShardQueue, int]  # its order, its shard queue, 9
 def claim_cost(record_bytes: int) -> int:
     """Bytes that a claim reads of a task: of a streamed payload none; others are smaller."""
     return record_bytes if record_bytes <= VALUE_BYTES_MAX else STREAMED_COST
+
+
+def bytes_left(request: ClaimRequest) -> int:
+    """Bytes of records that a claim may take now, beside its first task."""
+    if request.bound is None:
+        return request.bytes_max or CLAIM_BYTES_MAX
+    return min(request.bound.left_bytes(), request.bytes_max or CLAIM_BYTES_MAX)
 
 
 def refill(
@@ -459,7 +467,7 @@ def put_back_picked(
 
 
 def _pick_into(state: EngineState, request: ClaimRequest, out: list[Picked]) -> None:
-    limit, bytes_left = request.limit, request.bytes_max or CLAIM_BYTES_MAX
+    limit, left = request.limit, bytes_left(request)
     if len(request.keys) == 1:
         queue, tenant = request.keys[0]
         queue_state = state.queue_states.get(queue)
@@ -467,17 +475,17 @@ def _pick_into(state: EngineState, request: ClaimRequest, out: list[Picked]) -> 
             return
         boost_after_s = request.boosts.get((queue, tenant))
         if tenant is None:
-            _pick_turns(state, queue_state, limit, out, bytes_left, request.skipped, boost_after_s)
+            _pick_turns(state, queue_state, limit, out, left, request.skipped, boost_after_s)
             return
         tenant_queue = queue_state.tenant_queues.get(tenant)
         if tenant_queue is None:
             return
         if boost_after_s is not None:
-            _pick_fair(state, tenant_queue, limit, out, bytes_left, boost_after_s)
+            _pick_fair(state, tenant_queue, limit, out, left, boost_after_s)
         else:
-            _pick_tenant_queue(state, tenant_queue, limit, out, bytes_left)
+            _pick_tenant_queue(state, tenant_queue, limit, out, left)
         return
-    _pick_merged(state, request, out, bytes_left)
+    _pick_merged(state, request, out, left)
 
 
 def _pick_overdue(state: EngineState, request: ClaimRequest, *, may_rescan: bool) -> Picked | None:

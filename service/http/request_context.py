@@ -280,6 +280,12 @@ class RequestContext:
         if has_gone:
             self._give_back(value)
 
+    def call_if_unsent(self, call: Callable[[], object]) -> None:
+        """Call it if the connection ends before it has taken the whole answer."""
+        connection = self._request.scope.get("state", {}).get(CONNECTION)
+        if hasattr(connection, "on_unsent"):
+            connection.on_unsent = call
+
     def _give_back(self, value: Any) -> None:
         if isinstance(value, list):
             self.server.view.give_back([one for one in value if isinstance(one, Lease)])

@@ -129,7 +129,6 @@ class _Gate:
                 beside.connections,
                 beside.tasks,
                 beside.loop,
-                self.unread,
             )
         return self._links
 
@@ -164,6 +163,7 @@ class _Protocol(H11Protocol):
     _behind = b""  # what arrived behind a plain request
     has_ended = False  # the client sends no more
     is_polling = False  # what it has asked waits
+    on_unsent: Callable[[], object] | None = None  # called if the last answer is not wholly sent
     _slow: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
 
@@ -228,6 +228,8 @@ class _Protocol(H11Protocol):
                 self._become_link(links, data)
                 return
         is_answering = self.cycle is not None and not self.cycle.response_complete
+        if not is_answering:
+            self.on_unsent = None  # its answer is followed by another
         if is_answering and self._is_plain:
             self._behind += data
             self.flow.pause_reading()
@@ -326,6 +328,7 @@ class _Protocol(H11Protocol):
         if behind and not self.transport.is_closing():
             self.data_received(behind)
         elif not self.cycle.response_complete:  # a request that had arrived behind it
+            self.on_unsent = None
             self.admission.asked(self)
         elif self.has_ended:
             self.transport.close()
@@ -359,6 +362,8 @@ class _Protocol(H11Protocol):
         self.admission.left(self)
         self._gate.unread.left(self)
         self._disarm()
+        if self._stuck is not None and self.on_unsent is not None:
+            self.on_unsent()
         self._forget_stuck()
         super().connection_lost(exc)
 
@@ -463,12 +468,16 @@ class _Uvicorn(uvicorn.Server):
         if state.connections or state.tasks:
             readers = cast("set[Reader]", state.connections)
             n_unread = sum(one.unread_bytes > 0 for one in readers)
-            count = max(len(state.tasks), n_unread)  # where somebody reads slowly, one is both
+            links = [one for one in state.connections if isinstance(one, LinkConnection)]
+            n_at_work = len(state.tasks) + sum(one.called_back_count for one in links)
+            count = max(n_at_work, n_unread)  # where somebody reads slowly, one is both
             fields = {"event": "requests_cut", "count": count}
             _log.warning("%d requests were cut at the stop", count, extra=fields)
         for task in list(state.tasks):
             task.cancel()
         for connection in list(state.connections):
+            if isinstance(connection, LinkConnection):
+                connection.give_back_unsent()
             connection.transport.abort()
         await self._all_over(CUT_S)
 
@@ -491,7 +500,7 @@ class AppServer:
         linked: the state of the engine that links reach; None: only HTTP is spoken.
         connections_max: known connections, by listener; ``admission`` says who stays above it.
             All listeners together take at most a quarter of the files the process may open.
-        answers_bytes_max: of answers that are not read; beyond it the slowest reader is cut.
+        unread: the answers that are not read; beyond its bound the slowest reader is cut.
         grace_s: seconds that requests have to end once it stops.
         on_ready: called once connections are accepted.
     """
@@ -505,12 +514,12 @@ class AppServer:
         refusals: Refusals,
         linked: ServerState | None = None,
         connections_max: int = 1024,
-        answers_bytes_max: int = ANSWERS_BYTES_MAX,
+        unread: UnreadAnswers | None = None,
         grace_s: float = GRACE_S,
         on_ready: Callable[[], object] = lambda: None,
     ) -> None:
         most = _connections_max(connections_max, len(listeners))
-        gate = _Gate(most, refusals, linked, UnreadAnswers(answers_bytes_max))
+        gate = _Gate(most, refusals, linked, unread or UnreadAnswers(ANSWERS_BYTES_MAX))
         config: dict[str, Any] = {
             "http": partial(_Protocol, gate=gate),
             "ws": "none",
@@ -598,7 +607,7 @@ class Server(AppServer):
             refusals=refusals,
             linked=None if state.settings.clients == "read" else state,
             connections_max=connections_max,
-            answers_bytes_max=state.settings.answers_bytes_max,
+            unread=state.unread,
             grace_s=grace_s,
             on_ready=on_ready,
         )

@@ -32,6 +32,7 @@ from .access.roles import Access
 from .admission import Admission
 from .guard import Settings
 from .schemas import EnqueueMany, Policy, QueueReference
+from .unread_answers import ClaimedBytes, UnreadAnswers
 
 if TYPE_CHECKING:
     from anyio import CancelScope
@@ -39,9 +40,11 @@ if TYPE_CHECKING:
 __all__ = [
     "CANCELLED_MAX",
     "GRANTED_MAX",
+    "LARGE_BYTES",
     "PAGES_MAX",
     "Claim",
     "ClaimRegister",
+    "LargeAnswers",
     "ServerState",
     "tenant_of",
 ]
@@ -50,6 +53,7 @@ _QUEUES_MAX = 1024
 GRANTED_MAX: Final = 16_384
 CANCELLED_MAX: Final = 16_384
 PAGES_MAX: Final = 16  # of tasks, that are made at once: each takes some 10 MiB until it is sent
+LARGE_BYTES: Final = 64 << 10  # of an answer to a claim that is made as a page is
 
 
 class Claim:
@@ -143,6 +147,25 @@ class ClaimRegister:
         return self.take_back(claim_id)
 
 
+class LargeAnswers:
+    """``async with``: so many are made at once, and none while those before wait to be read."""
+
+    def __init__(self, unread: UnreadAnswers) -> None:
+        self._unread = unread
+        self._places = Semaphore(PAGES_MAX)
+
+    async def __aenter__(self) -> None:
+        await self._places.acquire()
+        try:
+            await self._unread.room()
+        except BaseException:
+            self._places.release()
+            raise
+
+    async def __aexit__(self, *error: object) -> None:
+        self._places.release()
+
+
 class ServerState:
     """State of one server."""
 
@@ -156,7 +179,9 @@ class ServerState:
         self._queues: dict[tuple[Any, ...], Queue] = {}
         self._polls: dict[CancelScope, Access | None] = {}
         self.claims = ClaimRegister(self.view)
-        self.pages = Semaphore(PAGES_MAX)  # around what reads and makes one
+        self.unread = UnreadAnswers(settings.answers_bytes_max)
+        self.claimed = ClaimedBytes(self.unread)
+        self.pages = LargeAnswers(self.unread)  # around what reads and makes one
         self._is_closing = False
         self.held_bytes = 0  # of the documents of calls over the link, and of its frames
 

@@ -9,8 +9,9 @@ pages. Anything else is refused, with the addresses of the processes.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,7 +38,7 @@ from ..dashboard.pages.processes import ProcessLine
 from ..dashboard.routes import Dashboard
 from ..http.access.roles import ACCESS, ANY, FULL, Access, Role
 from ..http.admission import Refusals
-from ..http.guard import Guard, Settings, for_one_token, refuse
+from ..http.guard import Guard, Settings, Uploads, for_one_token, refuse
 from ..http.request_context import UnsupportedError, problem, wanted_form
 from ..http.routes.operators import checkpoint_path
 from .backup import joined_checkpoint
@@ -57,6 +58,7 @@ SCRAPE_S: Final = 5.0  # until a process that does not give its metrics is left 
 COPY_S: Final = 600.0  # for a process to copy its shards
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BODY_BYTES_MAX: Final = 64 << 10
+_UPLOAD: Final = re.compile(r"/v1/queues/[^/]+/tasks/stream")
 _Answer = Callable[["Request"], Awaitable[Any]]
 _Check = Callable[[Access], None]
 
@@ -123,7 +125,7 @@ class Front:
             settings = board.guarded(settings, clients="write")
             routes += board.routes
         guards = [
-            Middleware(Guard, settings=settings, refusals=refusals),
+            Middleware(Guard, settings=settings, refusals=refusals, uploads=_UPLOADS),
             Middleware(_ForOneToken),
         ]
         self.app = Starlette(routes=routes, middleware=guards)
@@ -255,6 +257,14 @@ class Front:
             await transport.aclose()
 
     async def _elsewhere(self, request: Request) -> Any:
+        if _is_upload(request.method, request.url.path):
+            # Read, and forgotten: who is cut off while it writes reads no answer.
+            left = self._settings.body_bytes_max
+            async with aclosing(request.stream()) as parts:
+                async for part in parts:
+                    left -= len(part)
+                    if left < 0:
+                        break
         known = ", ".join(self._urls)
         raise _ElsewhereError(
             f"{request.method} {request.url.path} is not answered at this address: the store's "
@@ -291,6 +301,15 @@ class Front:
         if not answer.is_success:
             raise UnreachableError(f"{url} gives no metrics: {answer.status_code}")
         return answer.text
+
+
+def _is_upload(method: str, path: str) -> bool:
+    """Whether a process would read the body as it comes."""
+    return method == "POST" and _UPLOAD.fullmatch(path) is not None
+
+
+# They are led elsewhere, too, and not refused for their size; nothing of them is kept here.
+_UPLOADS: Final = Uploads(_is_upload, bytes_max=10**18, kept_bytes_max=lambda: 0)
 
 
 class _ElsewhereError(UsageError):

@@ -47,13 +47,15 @@ _log: Final = logging.getLogger("lodeq.processes")
 
 async def serve_processes(
     path: str, options: ProcessesOptions, on_ready: Callable[[str], object]
-) -> None:
+) -> bool:
     """Serve the store at ``path`` by several processes, until SIGINT or SIGTERM.
 
     Args:
         path: the store's folder; created if need be.
         options: how.
         on_ready: called with the main address once all processes serve.
+
+    Returns whether each process has closed its shards: one that was killed at the end has not.
 
     Raises:
         OpenError, StorageError, UsageError: a process refuses to start, or an address is taken; all
@@ -81,7 +83,7 @@ async def serve_processes(
             supervisor = Supervisor(orders)
             stack.push_async_callback(supervisor.close)
             if not await _unless(over, supervisor.start()):
-                return
+                return True
             front = await _lead_on(stack, supervisor, orders, options, where, listener, tokens)
             _leave_note(held.root, main)
             stack.callback(forget_note, held.root)
@@ -91,6 +93,7 @@ async def serve_processes(
             await _either(front, asyncio.ensure_future(over.wait()))
             if front.done():
                 raise StorageError(f"{main} is not served any more: {front.exception()!r}")
+        return supervisor.is_clean
     finally:
         held.lock.release(is_sound=supervisor is None or supervisor.is_clean)
 

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import os
+import signal
 
 import pytest
 from support_processes import Served, is_gone, looked, served
@@ -351,3 +353,22 @@ async def test_too_few_shards_are_refused_with_the_way_out(tmp_path):
     assert "leave out --journal" in said
     async with lodeq.open(one.path) as engine:  # nothing is left of the try
         assert engine.shards == 2
+
+
+async def test_a_stop_in_which_a_process_had_to_be_killed_says_so():
+    """It has not closed its shards: the next open replays them, as after any kill."""
+    async with served() as one:
+        async with one.connect() as engine:
+            await engine.queue("mail").enqueue_many(payloads(TASKS))
+        first, other = (found["pid"] for found in await one.processes())
+        os.kill(other, signal.SIGSTOP)
+        stopping = asyncio.ensure_future(one.stop())
+
+        async def is_stopping() -> bool:
+            return is_gone(first)
+
+        await looked(is_stopping)
+        os.kill(other, signal.SIGKILL)
+        assert await stopping == 1
+        async with lodeq.open(one.path) as engine:
+            assert (await engine.queue("mail").stats()).ready == TASKS

@@ -241,9 +241,7 @@ class SyncNodes:
             if found:
                 return found
             if patience.is_over:
-                raise UnreachableError(
-                    f"{self.target.url}: no node of the cluster leads anything: is its log there?"
-                )
+                raise self.target.nobody()
             self.topology.is_stale = True
             pause(patience.next_s())
 
@@ -283,9 +281,7 @@ class SyncNodes:
                         doubt.of(error)
                         last = error
                 if patience.is_over:
-                    raise last or UnreachableError(
-                        f"{self.target.url}: nobody leads shard {shard}: is its log there?"
-                    )
+                    raise last or self.target.nobody(shard)
                 self.topology.is_stale = True
                 pause(patience.next_s())
 

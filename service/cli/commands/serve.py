@@ -309,7 +309,8 @@ def _serve_processes(path: str, options: ProcessesOptions) -> None:
         if (exc.name or "").partition(".")[0] == "lodeq":
             raise
         raise UsageError('--processes needs an extra: pip install "lodeq[http]"') from exc
-    run(lambda: serve_processes(path, options, _echo_address))
+    if not run(lambda: serve_processes(path, options, _echo_address)):
+        raise click.exceptions.Exit(1)
 
 
 def _echo_address(address: str) -> None:

@@ -8,12 +8,14 @@ from typing import Any, Final
 from ....engine.records.task import created_us
 from ....errors import LodeqError, PayloadNotLoadedError, RecordCorruptError
 from ....repository.api.direct_calls import ClaimOutcome
+from ....repository.api.engine import claim_within
 from ....repository.api.queue import Queue as EngineQueue
 from ....repository.model.arguments import duration_s
 from ....repository.model.codec import MSGPACK
 from ....repository.tasks.lease import Lease
 from ..access.roles import Role
 from ..server_state import Claim as RegisteredClaim
+from ..unread_answers import ClaimShare
 from . import requests
 from .port import LinkPort
 from .queues import fail, queue_of
@@ -28,7 +30,7 @@ _WAITING_LIMIT: Final = 1024  # tasks of a claim that has waited: what one turn 
 class ClaimAnswer(ClaimOutcome):
     """Answers a claim, or gives back what it took."""
 
-    __slots__ = ("_id", "_is_counted", "_link", "_registered", "_size")
+    __slots__ = ("_id", "_is_counted", "_link", "_registered", "_size", "share")
 
     def __init__(self, link: LinkPort, id: int) -> None:
         self.is_over = False
@@ -39,6 +41,7 @@ class ClaimAnswer(ClaimOutcome):
         self._is_counted = False  # as a long poll
         self._size = 0  # of its leases, in bytes, while their commit is awaited
         self._registered: RegisteredClaim | None = None
+        self.share: ClaimShare | None = None  # of all claims' bytes, of one for several tasks
 
     def measure(self) -> None:
         """Count what it has taken so far: a client has so much under way at most."""
@@ -114,11 +117,15 @@ class ClaimAnswer(ClaimOutcome):
         for lease in leases:
             size += lease.record_bytes
         link.answer_claim(self._id, _lease_entries(leases), leases, size)
+        if self.share is not None:
+            self.share.end()
         for lease in leases:  # it may live for hours yet: whoever has it has its payload as well
             lease.record = None
 
     def failed(self, error: BaseException) -> None:
         """See ``ClaimOutcome``."""
+        if self.share is not None:
+            self.share.end()
         try:
             self._ended()
             fail(self._link, self._id, error)
@@ -138,6 +145,8 @@ class ClaimAnswer(ClaimOutcome):
         return registered is None or link.serving.hub.claims.end(registered, leases)
 
     def _cancel(self) -> None:
+        if self.share is not None:
+            self.share.end()
         self._link.serving.direct.cancel_claim(self)
 
 
@@ -162,9 +171,11 @@ def _begin(
 ) -> None:
     id = entry.id
     outcome = link.claims[id] = ClaimAnswer(link, id)
+    if limit > 1:
+        outcome.share = ClaimShare(link.serving.hub.claimed)
     try:
         is_direct = link.serving.direct.claim(
-            queue, limit, entry.lease, wait_s, entry.worker, outcome
+            queue, limit, entry.lease, wait_s, entry.worker, outcome, outcome.share
         )
         if outcome.is_waiting:
             outcome.begin_wait()
@@ -172,6 +183,8 @@ def _begin(
             outcome.measure()
     except BaseException:
         link.claims.pop(id, None)
+        if outcome.share is not None:
+            outcome.share.end()
         raise
     if not is_direct:
         del link.claims[id]
@@ -189,9 +202,19 @@ async def _claim_slowly(
                 return
             link.check_time(entry.deadline)
             link.access.require(Role.WORKER)  # it may have lost its rights in the line
-            leases = await queue.claim(
-                limit=limit, lease=entry.lease, worker=entry.worker, exported=True
-            )
+            share = ClaimShare(hub.claimed)
+            try:
+                leases = await claim_within(
+                    hub.engine,
+                    [queue],
+                    share,
+                    limit=limit,
+                    lease=entry.lease,
+                    wait=0.0,
+                    worker=entry.worker,
+                )
+            finally:
+                share.end()  # its answer is made in this turn
     finally:
         is_wanted = link.calls.pop(id, None) is not None
     if not is_wanted:  # taken back in this very turn: too late to be cancelled

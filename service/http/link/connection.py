@@ -70,6 +70,9 @@ class LinkConnection(LinkPort, asyncio.Protocol):
         self._n_taken = 0  # requests, since data came last
         self._is_cut = False  # frames are kept that have not been read
         self._n_waiting = 0
+        self._tasks: set[asyncio.Task[None]] = set()  # of requests; others wait by callback
+        self._written_bytes = 0
+        self._unsent_claims: deque[tuple[int, list[Any]]] = deque()  # and where each answer ends
         self._held_bytes = 0  # of a frame that is not whole
         self._is_slice_due = False
         self._is_greeted = False
@@ -153,12 +156,18 @@ class LinkConnection(LinkPort, asyncio.Protocol):
         for give_up in list(self.calls.values()):
             give_up()
         self._out.clear()
+        self._unsent_claims.clear()  # its client has gone: it may have read them
         self.queues.clear()
 
     @property
     def unread_bytes(self) -> int:
         """Bytes that were written and that the system has not taken yet."""
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
+    @property
+    def called_back_count(self) -> int:
+        """Requests at work that no task is for: the engine calls back when they are done."""
+        return max(0, self._n_open - len(self._tasks))
 
     def cut(self) -> None:
         """Close it: it reads slowest, where too much is unread."""
@@ -167,8 +176,30 @@ class LinkConnection(LinkPort, asyncio.Protocol):
 
     def _write(self, data: bytes) -> None:
         super()._write(data)
+        self._written_bytes += len(data)
         if self.unread_bytes:  # the system took not all of it
             self.serving.unread.written(self, len(data))
+
+    def _write_entries(self, entries: list[Any], leases: list[Any]) -> None:
+        super()._write_entries(entries, leases)
+        sent = self._written_bytes - self.unread_bytes
+        unsent = self._unsent_claims
+        while unsent and unsent[0][0] <= sent:
+            unsent.popleft()
+        if leases and sent < self._written_bytes:
+            unsent.append((self._written_bytes, leases))
+
+    def give_back_unsent(self) -> None:
+        """Give back the leases of answers that the system has not wholly taken: it is cut."""
+        sent = self._written_bytes - self.unread_bytes
+        while self._unsent_claims:
+            end, leases = self._unsent_claims.pop()
+            if end > sent:
+                self._give_back(leases)
+
+    def _abort(self) -> None:
+        self.give_back_unsent()
+        super()._abort()
 
     def pause_writing(self) -> None:
         """Take no more requests while the client does not read."""
@@ -371,6 +402,8 @@ class LinkConnection(LinkPort, asyncio.Protocol):
         Returns what gives it up, without an answer.
         """
         task = self._loop.create_task(self._work(id, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         self.serving.tasks.add(task)
         task.add_done_callback(self.serving.tasks.discard)
         return partial(self._loop.call_soon, task.cancel)  # not before it has begun

@@ -10,7 +10,6 @@ from ....client.transport.layout import Op
 from ..access.roles import Access
 from ..admission import Refusals
 from ..server_state import ServerState
-from ..unread_answers import UnreadAnswers
 from .answer_turns import AnswerTurns
 
 __all__ = ["CLAIM_RECORD_BYTES_MAX", "LinkServing"]
@@ -28,7 +27,6 @@ class LinkServing:
         connections: open connections, as uvicorn counts them.
         tasks: requests at work, as uvicorn counts them.
         loop: that of the engine.
-        unread: the answers that are not read, of HTTP too; None: counted here alone.
     """
 
     def __init__(
@@ -38,7 +36,6 @@ class LinkServing:
         connections: set[Any],
         tasks: set[asyncio.Task[None]],
         loop: asyncio.AbstractEventLoop,
-        unread: UnreadAnswers | None = None,
     ) -> None:
         self.hub = hub
         self.direct = hub.view.direct_calls()
@@ -46,9 +43,7 @@ class LinkServing:
         self.connections = connections
         self.tasks = tasks
         self.loop = loop
-        if unread is None:
-            unread = UnreadAnswers(hub.settings.answers_bytes_max)
-        self.unread = unread
+        self.unread = hub.unread
         self.turns = AnswerTurns(loop)
         hub.callers.call_when_revoked(self._end_revoked)
         limits = hub.limits

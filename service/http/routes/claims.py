@@ -20,6 +20,7 @@ from ....errors import (
     StoragePoisonedError,
     UsageError,
 )
+from ....repository.api.engine import claim_within
 from ....repository.api.lease_proof import LeaseProof
 from ....repository.model.arguments import SKIPPED_FUNCTIONS_MAX
 from ....repository.model.codec import MSGPACK
@@ -31,6 +32,8 @@ from ..document_reader import at_most
 from ..named_queues import claimed_queues, held_lease, held_leases, no_queue, require_follow_ups
 from ..operations import operation
 from ..request_context import RequestContext
+from ..server_state import LARGE_BYTES
+from ..unread_answers import ClaimShare
 from .enqueue import new_tasks
 
 __all__ = [
@@ -88,7 +91,11 @@ async def claim(context: RequestContext, document: schemas.Claim) -> Response:
             raise UsageError("dead is for a claim from one queue")
         options["dead"] = True
     call: Callable[[], Awaitable[list[Lease]]]
-    if len(queues) == 1:
+    share = ClaimShare(server.claimed)
+    if document.limit > 1 and not document.dead:
+        del options["exported"]
+        call = partial(claim_within, server.engine, queues, share, **options)
+    elif len(queues) == 1:
         call = partial(queues[0].claim, **options)
     else:
         call = partial(server.engine.claim, queues, **options)
@@ -104,18 +111,26 @@ async def claim(context: RequestContext, document: schemas.Claim) -> Response:
         if not claim.is_cancelled:
             await (context.poll(granted, leases, claim) if wait else granted())
         docs = (lease_doc(context.out, lease) for lease in leases)
-        answer = await context.answer_list("leases", docs, {})
+        if sum(lease.record_bytes for lease in leases) > LARGE_BYTES:
+            async with server.pages:
+                answer = await context.answer_list("leases", docs, {})
+        else:
+            answer = await context.answer_list("leases", docs, {})
         if leases:
             await context.check_here(leases)
     except BaseException:  # cancelled, or the client has gone: nobody will see them
         server.claims.end(claim, ())
         server.view.give_back(leases)
         raise
+    finally:
+        share.end()
     if not server.claims.end(claim, leases):
         server.view.give_back(leases)
         return context.answer({"leases": []})
     for lease in leases:  # it may live for hours yet: whoever has it has its payload as well
         lease.record = None
+    if leases:
+        context.call_if_unsent(partial(server.view.give_back, leases))
     return answer
 
 
