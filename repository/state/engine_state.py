@@ -486,6 +486,10 @@ class EngineState:
             tenant_queue.queue_state.is_paused = is_paused
             tenant_queue.queue_state.is_held = is_paused or tenant_queue.queue_state.is_limited
         else:
+            if tenant_queue.is_paused and not is_paused and tenant_queue.ready:
+                # Claims take a paused one out of the line: it goes to its end, met or not.
+                tenant_queue.queue_state.turns[tenant] = None
+                tenant_queue.queue_state.turns.move_to_end(tenant)
             tenant_queue.is_paused = is_paused
             (
                 tenant_queue.queue_state.paused.add

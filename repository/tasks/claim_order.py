@@ -377,7 +377,7 @@ def _pick_turns(
     skip: frozenset[bytes],
     boost_after_s: float | None,
 ) -> None:
-    """One task a tenant a turn; none for those in ``skip``."""
+    """One task a tenant a turn; none for those in ``skip``. A paused one leaves the line."""
     turns = queue_state.turns
     skipped = 0
     doubtful: bytes | None = None
@@ -389,6 +389,11 @@ def _pick_turns(
         if tenant in skip:
             turns.move_to_end(tenant)
             skipped += 1
+            if state.claim_sets.any_keys:
+                state.claim_sets.turned(tenant_queue)
+            continue
+        if tenant_queue.is_paused:  # ``set_pause`` puts it back into the line
+            del turns[tenant]
             if state.claim_sets.any_keys:
                 state.claim_sets.turned(tenant_queue)
             continue
@@ -764,10 +769,8 @@ def _look(state: EngineState, claim_set: ClaimSet, nth: int, *, may_rescan: bool
         empty: list[bytes] = []
         for name in queue_state.turns if tenant is None else (tenant,):
             tenant_queue = queue_state.tenant_queues.get(name)
-            if tenant_queue is None or not tenant_queue.ready:
+            if tenant_queue is None or not tenant_queue.ready or tenant_queue.is_paused:
                 empty.append(name)
-                continue
-            if tenant_queue.is_paused:
                 continue
             found = _best(state, tenant_queue, may_rescan=may_rescan)
             if found is None or _is_undecided(tenant_queue):

@@ -429,3 +429,35 @@ async def test_what_a_task_costs_does_not_grow_with_the_number_of_queues(clock, 
         monkeypatch.setattr(claim_order, "head", counted)
         assert len(await engine.claim(names, limit=300)) == 300
         assert looks <= len(names) + 2 * 300
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_paused_tenants_are_passed_over_once_and_not_by_every_claim(clock, is_alone):
+    async with in_memory(clock) as engine:
+        for i in range(20):
+            for n in range(2):
+                await engine.queue("mail", tenant=f"t{i:02d}").enqueue([i, n])
+        for i in range(18):
+            await engine.queue("mail", tenant=f"t{i:02d}").pause()
+        every = engine.queue("mail", tenant=ALL_TENANTS)
+        queues = [every] if is_alone else [every, "other"]
+        assert payloads(await engine.claim(queues, limit=2)) == [[18, 0], [19, 0]]
+        assert set(engine._state.queue_states[b"mail"].turns) == {b"t18", b"t19"}
+        await engine.queue("mail", tenant="t03").resume()
+        assert payloads(await engine.claim(queues, limit=3)) == [[18, 1], [19, 1], [3, 0]]
+        waiting = asyncio.ensure_future(engine.claim(queues, limit=9, wait=5))
+        assert payloads(await waiting) == [[3, 1]]
+        waiting = asyncio.ensure_future(engine.claim(queues, limit=40, wait=5))
+        await settle()
+        await engine.queue("mail", tenant="t00").enqueue([0, 2])  # back into the line, and out
+        await settle()
+        assert not waiting.done()
+        assert not engine._state.queue_states[b"mail"].turns
+        await every.resume()
+        got = payloads(await waiting)
+        while leases := await engine.claim(queues, limit=40):
+            got += payloads(leases)
+        assert sorted(got) == sorted(
+            [*([i, n] for i in range(18) if i != 3 for n in (0, 1)), [0, 2]]
+        )
+        await sound(engine)
