@@ -43,6 +43,7 @@ class ClaimRequest:
         "boosts",
         "bytes_max",
         "claim_set",
+        "is_cut",
         "is_exported",
         "is_look",
         "is_plain",
@@ -72,6 +73,7 @@ class ClaimRequest:
         is_look: bool = False,
     ) -> None:
         self.keys = keys
+        self.is_cut = False  # by time: there may be more than the last look at it took
         self.is_look = is_look  # it takes nothing: who asks is told that there is something
         self.claim_set = claim_set  # of ``keys``, where they are several and it is kept
         self.tenant_queue: TenantQueue | None = None  # where ``take_one`` found the last task

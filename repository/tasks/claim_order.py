@@ -23,6 +23,7 @@ from ..state.caches.ready_cache import READY_ROWS, RECORD, SIZE, ReadyCache, Row
 from ..state.engine_state import EngineState
 from ..state.long_polls import ClaimRequest
 from ..state.queue_state import QueueState, ShardQueue, TenantQueue
+from ..state.turns import TURN_S
 
 __all__ = [
     "Picked",
@@ -43,6 +44,7 @@ CLAIM_BYTES_MAX = 4 << 20
 STREAMED_COST: Final = 64 << 10  # of a task whose payload stays in its file: its headers
 REFILL_ROWS = READY_ROWS // 2
 BOOST_EVERY: Final = 8
+LOOKS: Final = 16  # tenants whose tasks are taken between two looks at the clock
 LAST_ORDER: Final = b"\xff"  # behind every (inverted priority, seq, id)
 
 
@@ -376,12 +378,16 @@ def _pick_turns(
     bytes_left: int,
     skip: frozenset[bytes],
     boost_after_s: float | None,
-) -> None:
-    """One task a tenant a turn; none for those in ``skip``. A paused one leaves the line."""
+) -> bool:
+    """One task a tenant a turn; none for those in ``skip``. A paused one leaves the line.
+
+    Returns whether the loop's turn was over before that: the head of each tenant may be on disk.
+    """
     turns = queue_state.turns
-    skipped = 0
+    skipped, is_cut = 0, False
+    until = state.clock.mono() + TURN_S if limit > LOOKS else 0.0
     doubtful: bytes | None = None
-    while len(out) < limit and bytes_left > 0 and turns and skipped < len(turns):
+    while len(out) < limit and bytes_left > 0 and turns and skipped < len(turns) and not is_cut:
         if queue_state.is_held:  # maybe by what was picked just now
             break
         tenant = next(iter(turns))
@@ -404,6 +410,7 @@ def _pick_turns(
             bytes_left = _pick_fair(state, tenant_queue, before + 1, out, bytes_left, boost_after_s)
         if len(out) > before:
             skipped = 0
+            is_cut = not len(out) % LOOKS and len(out) < limit and state.clock.mono() >= until
         if state.claim_sets.any_keys:
             state.claim_sets.turned(tenant_queue)
         if not tenant_queue.ready:  # no skip: the line is shorter by it
@@ -418,6 +425,7 @@ def _pick_turns(
     if doubtful is not None and doubtful in turns:
         turns.move_to_end(doubtful, last=False)
         state.claim_sets.touch(queue_state.tenant_queues[doubtful])
+    return is_cut
 
 
 def pick(state: EngineState, request: ClaimRequest) -> list[Picked]:
@@ -472,7 +480,9 @@ def _pick_into(state: EngineState, request: ClaimRequest, out: list[Picked]) -> 
             return
         boost_after_s = request.boosts.get((queue, tenant))
         if tenant is None:
-            _pick_turns(state, queue_state, limit, out, bytes_left, request.skipped, boost_after_s)
+            request.is_cut = _pick_turns(
+                state, queue_state, limit, out, bytes_left, request.skipped, boost_after_s
+            )
             return
         tenant_queue = queue_state.tenant_queues.get(tenant)
         if tenant_queue is None:

@@ -9,7 +9,7 @@ from support_behaviour import StillClock, drain, in_memory, payloads, settle, so
 
 import lodeq
 from lodeq import ALL_TENANTS, Backoff, NewTask
-from lodeq.repository.tasks import claim_order
+from lodeq.repository.tasks import claim, claim_order
 
 pytestmark = pytest.mark.anyio
 
@@ -460,4 +460,39 @@ async def test_paused_tenants_are_passed_over_once_and_not_by_every_claim(clock,
         assert sorted(got) == sorted(
             [*([i, n] for i in range(18) if i != 3 for n in (0, 1)), [0, 2]]
         )
+        await sound(engine)
+
+
+async def test_a_claim_from_many_tenants_goes_on_in_the_next_turn(clock, monkeypatch):
+    """The head of each tenant may have to be read: 50 of them cost as much as a thousand rows."""
+    taken, take, head = [], claim.take, claim_order.head
+
+    def look(state, shard_queue, *, may_rescan):
+        clock.jump(0.0005)
+        return head(state, shard_queue, may_rescan=may_rescan)
+
+    def part(state, request):
+        found = take(state, request)
+        taken.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(claim_order, "head", look)
+    monkeypatch.setattr(claim, "take", part)
+    async with in_memory(clock) as engine:
+        for i in range(200):
+            await engine.queue("mail", tenant=f"t{i:03d}").enqueue_many(
+                [NewTask([n, i]) for n in range(2)]
+            )
+        every = engine.queue("mail", tenant=ALL_TENANTS)
+        want = [[n, i] for n in range(2) for i in range(200)]
+        assert payloads(await every.claim(limit=150)) == want[:150]
+        assert sum(taken) == 150
+        assert max(taken) <= 32
+        assert payloads(await every.claim(limit=500)) == want[150:]
+        waiting = asyncio.ensure_future(every.claim(limit=64, wait=5))
+        await settle()
+        await engine.queue("mail").enqueue_many([NewTask(i, tenant=f"t{i:03d}") for i in range(64)])
+        got = payloads(await waiting)  # a part, at once: the others are for whoever comes next
+        got += payloads(await every.claim(limit=64))
+        assert got == list(range(64))
         await sound(engine)
