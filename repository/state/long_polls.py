@@ -360,6 +360,10 @@ class LongPolls:
             if tenant_queue.ready:
                 self.note(tenant_queue)
         self._held.pop(queue_state.queue, None)
+        self.note_queue(queue_state)
+
+    def note_queue(self, queue_state: QueueState) -> None:
+        """A queue is open again: serve who waits for any of its tenants that are not paused."""
         if self._sets.waiting:
             self._note_tenants(queue_state, list(queue_state.turns))
 
@@ -367,7 +371,7 @@ class LongPolls:
         """Note all tenants that have something ready; many of them in several turns of the loop."""
         for tenant in tenants[:NOTED_MAX]:
             waiting = queue_state.tenant_queues.get(tenant)
-            if waiting is not None and waiting.ready:
+            if waiting is not None and waiting.ready and not waiting.is_paused:
                 self.note(waiting)
         if len(tenants) > NOTED_MAX and self._sets.waiting:
             self._spawner.call_soon(self._note_tenants, queue_state, tenants[NOTED_MAX:])

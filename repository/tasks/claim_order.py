@@ -398,7 +398,7 @@ def _pick_turns(
             if state.claim_sets.any_keys:
                 state.claim_sets.turned(tenant_queue)
             continue
-        if tenant_queue.is_paused:  # ``set_pause`` puts it back into the line
+        if tenant_queue.is_paused:  # a task came to it; ``set_pause`` puts it back into the line
             del turns[tenant]
             if state.claim_sets.any_keys:
                 state.claim_sets.turned(tenant_queue)

@@ -9,6 +9,7 @@ from support_behaviour import StillClock, drain, in_memory, payloads, settle, so
 
 import lodeq
 from lodeq import ALL_TENANTS, Backoff, NewTask
+from lodeq.repository.state import long_polls
 from lodeq.repository.tasks import claim, claim_order
 
 pytestmark = pytest.mark.anyio
@@ -495,4 +496,34 @@ async def test_a_claim_from_many_tenants_goes_on_in_the_next_turn(clock, monkeyp
         got = payloads(await waiting)  # a part, at once: the others are for whoever comes next
         got += payloads(await every.claim(limit=64))
         assert got == list(range(64))
+        await sound(engine)
+
+
+async def test_a_queue_that_is_resumed_serves_who_waits_tenants_by_tenants(clock, monkeypatch):
+    monkeypatch.setattr(long_polls, "NOTED_MAX", 8)
+    async with in_memory(clock) as engine:
+        every = engine.queue("mail", tenant=ALL_TENANTS)
+        await every.pause()
+        for i in range(40):
+            await engine.queue("mail", tenant=f"t{i:02d}").enqueue(i)
+        for i in range(20):
+            await engine.queue("mail", tenant=f"t{i:02d}").pause()
+        last = engine.queue("mail", tenant="t39")
+        waiting = [
+            asyncio.ensure_future(every.claim(limit=2, wait=5)),
+            asyncio.ensure_future(last.claim(wait=5)),
+        ]
+        await settle()
+        polls, noted = engine._state.waiters, []
+        note = type(polls).note
+        monkeypatch.setattr(
+            type(polls), "note", lambda self, one: noted.append(one.tenant) or note(self, one)
+        )
+        engine._state.set_pause(b"mail", None, is_paused=False)
+        assert len(noted) <= 8, "a queue may have a hundred thousand tenants"
+        assert payloads(await waiting[0]) == [20, 21]
+        assert payloads(await waiting[1]) == [39]
+        assert not {f"t{i:02d}".encode() for i in range(20)} & set(noted)
+        await every.pause()  # in the store as well
+        await every.resume()
         await sound(engine)
