@@ -10,7 +10,7 @@ from ..records.keyspace import UNCOUNTED, UNCOUNTED_END
 from ..records.rows import Counters
 from ..store.port import StoreView, pages
 
-__all__ = ["uncounted_rows", "without_uncounted"]
+__all__ = ["take_uncounted", "uncounted_rows", "without_uncounted"]
 
 Recount = tuple[bytes, bytes, Counters]
 
@@ -29,10 +29,15 @@ def without_uncounted(
 ) -> dict[tuple[bytes, bytes], Counters]:
     """Counters by (queue, tenant) as the rows should have them, from a recount of the shard."""
     wanted = {(queue, tenant): counts for queue, tenant, counts in recount}
+    take_uncounted(view, wanted)
+    return wanted
+
+
+def take_uncounted(view: StoreView, wanted: dict[tuple[bytes, bytes], Counters]) -> None:
+    """``without_uncounted`` of a recount by (queue, tenant), which it changes."""
     for one in uncounted_rows(view):
         name = (one.queue, one.tenant)
         n = wanted.get(name, Counters())
         wanted[name] = n._replace(ready=n.ready - one.ready, delayed=n.delayed - one.delayed)
         if not any(wanted[name]):
             del wanted[name]
-    return wanted

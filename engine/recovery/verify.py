@@ -60,7 +60,7 @@ from ..store.port import Rows, StoreView
 from ..store.walk import Walk
 from ..values import Finding
 from .health import Census
-from .pending_counts import without_uncounted
+from .pending_counts import take_uncounted
 from .row_checks.body_rows import strange_bodies
 from .row_checks.first_keys import first_key
 from .row_checks.flow_rows import strange_joins, waits_for_nothing
@@ -77,6 +77,7 @@ __all__ = [
 ]
 
 _PART_ROWS = 100_000
+_COUNTERS = 1024  # of queues and tenants, between two turns of the loop
 _FINDINGS_MAX = 10_000
 _UNKNOWN_MAX = 1_000  # named: they must not crowd out what is known to be wrong
 _FAMILIES = (
@@ -325,7 +326,12 @@ class _Verifier:
         )
         if any(self._walk.has_lost(lower, upper) for lower, upper in counted):
             return
-        recount = without_uncounted(self._view, self._census.counters())
+        recount: dict[tuple[bytes, bytes], Counters] = {}
+        for n, (queue, tenant, counts) in enumerate(self._census.counters()):
+            recount[queue, tenant] = counts
+            if n % _COUNTERS == 0:
+                yield
+        take_uncounted(self._view, recount)
         for rows in self._walk.pages(ks.COUNTERS, ks.COUNTERS_END):
             for key, raw in rows:
                 said = attempt(decode_counters, raw)

@@ -632,10 +632,15 @@ class Queue:
     async def stats(self) -> QueueStats:
         """Exact counts, from memory; ``oldest_ready_age`` (seconds, or None) may need a read.
 
-        Durability: includes what is queued but not yet committed. Cancellation: does not wait.
+        Many tenants are counted in several turns of the loop: then the counts are not all of one
+        moment.
+
+        Durability: includes what is queued but not yet committed. Cancellation: changes nothing.
         """
         self._state.check()
-        return task_list.queue_stats(self._state, self._keys[0][0], self._tenant_queues())
+        return await task_list.queue_stats_in_turns(
+            self._state, self._keys[0][0], self._tenant_queues()
+        )
 
     async def list(self, state: str, *, limit: int = 100, after: Task | None = None) -> Tasks:
         """Tasks by state: ready, delayed, waiting, leased, dead, completed, expired, cancelled.

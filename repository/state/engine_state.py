@@ -486,6 +486,13 @@ class EngineState:
             tenant_queue.queue_state.is_paused = is_paused
             tenant_queue.queue_state.is_held = is_paused or tenant_queue.queue_state.is_limited
         else:
+            turns = tenant_queue.queue_state.turns
+            if is_paused:
+                turns.pop(tenant, None)
+            elif tenant_queue.is_paused and tenant_queue.ready:
+                # A task that came meanwhile may have put it into the line: it goes to the end.
+                turns[tenant] = None
+                turns.move_to_end(tenant)
             tenant_queue.is_paused = is_paused
             (
                 tenant_queue.queue_state.paused.add
@@ -493,14 +500,11 @@ class EngineState:
                 else tenant_queue.queue_state.paused.discard
             )(tenant)
         self.claim_sets.reset()
-        if not is_paused and self.claim_sets.waiting:  # there may be a hundred thousand tenants
-            for other in (
-                tenant_queue.queue_state.tenant_queues.values()
-                if tenant is None
-                else (tenant_queue,)
-            ):
-                if other.ready:
-                    self.waiters.note(other)
+        if not is_paused and self.claim_sets.waiting:
+            if tenant is None:
+                self.waiters.note_queue(tenant_queue.queue_state)
+            elif tenant_queue.ready:
+                self.waiters.note(tenant_queue)
 
     def set_rules(
         self,

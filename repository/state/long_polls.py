@@ -54,6 +54,7 @@ class ClaimRequest:
         "bound",
         "bytes_max",
         "claim_set",
+        "is_cut",
         "is_exported",
         "is_look",
         "is_plain",
@@ -85,6 +86,7 @@ class ClaimRequest:
     ) -> None:
         self.keys = keys
         self.bound = bound  # asked when it takes, which may be much later; None: ``bytes_max``
+        self.is_cut = False  # by time: there may be more than the last look at it took
         self.is_look = is_look  # it takes nothing: who asks is told that there is something
         self.claim_set = claim_set  # of ``keys``, where they are several and it is kept
         self.tenant_queue: TenantQueue | None = None  # where ``take_one`` found the last task
@@ -371,6 +373,10 @@ class LongPolls:
             if tenant_queue.ready:
                 self.note(tenant_queue)
         self._held.pop(queue_state.queue, None)
+        self.note_queue(queue_state)
+
+    def note_queue(self, queue_state: QueueState) -> None:
+        """A queue is open again: serve who waits for any of its tenants that are not paused."""
         if self._sets.waiting:
             self._note_tenants(queue_state, list(queue_state.turns))
 
@@ -378,7 +384,7 @@ class LongPolls:
         """Note all tenants that have something ready; many of them in several turns of the loop."""
         for tenant in tenants[:NOTED_MAX]:
             waiting = queue_state.tenant_queues.get(tenant)
-            if waiting is not None and waiting.ready:
+            if waiting is not None and waiting.ready and not waiting.is_paused:
                 self.note(waiting)
         if len(tenants) > NOTED_MAX and self._sets.waiting:
             self._spawner.call_soon(self._note_tenants, queue_state, tenants[NOTED_MAX:])

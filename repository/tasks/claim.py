@@ -362,7 +362,7 @@ async def claim(
     if not leases:
         state.check_healthy() if wait_s > 0 else state.check_empty()
     if leases or wait_s <= 0:
-        if request.limit > TURN_TASKS and leases:
+        if leases and (request.limit > TURN_TASKS or request.is_cut):
             return await _take_on(state, request, leases, _futures(groups))
         if len(groups) == 1:
             ((shard, group),) = groups.items()
@@ -373,7 +373,7 @@ async def claim(
 
 def _part(request: ClaimRequest, n_taken: int, bytes_taken: int, least: int = 0) -> ClaimRequest:
     """The part of a claim that one turn may take; ``least``: to look at so many tasks at least."""
-    if request.limit <= TURN_TASKS and not least:
+    if request.limit <= TURN_TASKS and not least and not n_taken:
         return request
     return ClaimRequest(
         request.keys,

@@ -23,6 +23,7 @@ from ..state.caches.ready_cache import READY_ROWS, RECORD, SIZE, ReadyCache, Row
 from ..state.engine_state import EngineState
 from ..state.long_polls import ClaimRequest
 from ..state.queue_state import QueueState, ShardQueue, TenantQueue
+from ..state.turns import TURN_S
 
 __all__ = [
     "Picked",
@@ -44,6 +45,7 @@ CLAIM_BYTES_MAX = 4 << 20
 STREAMED_COST: Final = 64 << 10  # of a task whose payload stays in its file: its headers
 REFILL_ROWS = READY_ROWS // 2
 BOOST_EVERY: Final = 8
+LOOKS: Final = 16  # tenants whose tasks are taken between two looks at the clock
 LAST_ORDER: Final = b"\xff"  # behind every (inverted priority, seq, id)
 
 
@@ -384,12 +386,16 @@ def _pick_turns(
     bytes_left: int,
     skip: frozenset[bytes],
     boost_after_s: float | None,
-) -> None:
-    """One task a tenant a turn; none for those in ``skip``."""
+) -> bool:
+    """One task a tenant a turn; none for those in ``skip``. A paused one leaves the line.
+
+    Returns whether the loop's turn was over before that: the head of each tenant may be on disk.
+    """
     turns = queue_state.turns
-    skipped = 0
+    skipped, is_cut = 0, False
+    until = state.clock.mono() + TURN_S if limit > LOOKS else 0.0
     doubtful: bytes | None = None
-    while len(out) < limit and bytes_left > 0 and turns and skipped < len(turns):
+    while len(out) < limit and bytes_left > 0 and turns and skipped < len(turns) and not is_cut:
         if queue_state.is_held:  # maybe by what was picked just now
             break
         tenant = next(iter(turns))
@@ -400,6 +406,11 @@ def _pick_turns(
             if state.claim_sets.any_keys:
                 state.claim_sets.turned(tenant_queue)
             continue
+        if tenant_queue.is_paused:  # a task came to it; ``set_pause`` puts it back into the line
+            del turns[tenant]
+            if state.claim_sets.any_keys:
+                state.claim_sets.turned(tenant_queue)
+            continue
         before = len(out)
         if boost_after_s is None:
             bytes_left = _pick_tenant_queue(state, tenant_queue, before + 1, out, bytes_left)
@@ -407,6 +418,7 @@ def _pick_turns(
             bytes_left = _pick_fair(state, tenant_queue, before + 1, out, bytes_left, boost_after_s)
         if len(out) > before:
             skipped = 0
+            is_cut = not len(out) % LOOKS and len(out) < limit and state.clock.mono() >= until
         if state.claim_sets.any_keys:
             state.claim_sets.turned(tenant_queue)
         if not tenant_queue.ready:  # no skip: the line is shorter by it
@@ -421,6 +433,7 @@ def _pick_turns(
     if doubtful is not None and doubtful in turns:
         turns.move_to_end(doubtful, last=False)
         state.claim_sets.touch(queue_state.tenant_queues[doubtful])
+    return is_cut
 
 
 def pick(state: EngineState, request: ClaimRequest) -> list[Picked]:
@@ -475,7 +488,9 @@ def _pick_into(state: EngineState, request: ClaimRequest, out: list[Picked]) -> 
             return
         boost_after_s = request.boosts.get((queue, tenant))
         if tenant is None:
-            _pick_turns(state, queue_state, limit, out, left, request.skipped, boost_after_s)
+            request.is_cut = _pick_turns(
+                state, queue_state, limit, out, left, request.skipped, boost_after_s
+            )
             return
         tenant_queue = queue_state.tenant_queues.get(tenant)
         if tenant_queue is None:
@@ -772,10 +787,8 @@ def _look(state: EngineState, claim_set: ClaimSet, nth: int, *, may_rescan: bool
         empty: list[bytes] = []
         for name in queue_state.turns if tenant is None else (tenant,):
             tenant_queue = queue_state.tenant_queues.get(name)
-            if tenant_queue is None or not tenant_queue.ready:
+            if tenant_queue is None or not tenant_queue.ready or tenant_queue.is_paused:
                 empty.append(name)
-                continue
-            if tenant_queue.is_paused:
                 continue
             found = _best(state, tenant_queue, may_rescan=may_rescan)
             if found is None or _is_undecided(tenant_queue):

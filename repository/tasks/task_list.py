@@ -55,6 +55,7 @@ __all__ = [
     "list_page",
     "list_tasks",
     "queue_stats",
+    "queue_stats_in_turns",
 ]
 
 _KINDS = {"ready": READY, "delayed": DELAYED, "waiting": DELAYED, "dead": DEAD}
@@ -76,6 +77,7 @@ _COUNTED_BACK = 512  # where many deleted rows are in front of them
 _TRIES = 8  # of two milliseconds at most: a turn of the loop
 PAGE_MAX = 10_000  # tasks
 _TENANT_QUEUES = 256  # whose counters are asked in one go
+_STATS = 32  # tenants whose heads are looked at between two looks at the clock
 _LOOKS = 256  # reads of results between two turns of the loop
 _RESULT_KINDS = b"rcvh"
 UNREADABLE = IndexRow(MOVED_ROW, 0, 0, 0, 0, DAMAGED)  # stands in for a damaged index row
@@ -574,3 +576,27 @@ def queue_stats(
         waiting=sum(b.waiting for b in shard_queues),
         is_queue_paused=queue_state is not None and queue_state.is_paused,
     )
+
+
+async def queue_stats_in_turns(
+    state: EngineState, queue: bytes, tenant_queues: Sequence[TenantQueue]
+) -> QueueStats:
+    """``queue_stats`` of many tenants: the head of each may have to be read."""
+    turns = Turns(state)
+    found = queue_stats(state, queue, tenant_queues[:_STATS])
+    for at in range(_STATS, len(tenant_queues), _STATS):
+        await turns.give()
+        more = queue_stats(state, queue, tenant_queues[at : at + _STATS])
+        ages = [age for age in (found.oldest_ready_age, more.oldest_ready_age) if age is not None]
+        found = QueueStats(
+            ready=found.ready + more.ready,
+            delayed=found.delayed + more.delayed,
+            leased=found.leased + more.leased,
+            dead=found.dead + more.dead,
+            results=found.results + more.results,
+            oldest_ready_age=max(ages, default=None),
+            is_paused=more.is_queue_paused or (found.is_paused and more.is_paused),
+            waiting=found.waiting + more.waiting,
+            is_queue_paused=more.is_queue_paused,
+        )
+    return found

@@ -105,11 +105,11 @@ class ClaimedBytes:
         self.taken_bytes = 0
 
     def left_bytes(self) -> int:
-        """Bytes that one claim may take now."""
+        """Bytes that there is room for now; less than none: nothing more is to be taken."""
         most = self._unread.bytes_max // 2 - self.taken_bytes
         if self._unread.total_bytes > most - CLAIM_BYTES_LEAST:
             self._unread.look()
-        return max(CLAIM_BYTES_LEAST, most - self._unread.total_bytes)
+        return most - self._unread.total_bytes
 
 
 class ClaimShare:
@@ -122,8 +122,8 @@ class ClaimShare:
         self._bytes = 0
 
     def left_bytes(self) -> int:
-        """Bytes that it may take now, beside its first task."""
-        return self._all.left_bytes()
+        """Bytes that it may take now, beside its first task; a large claim takes in turns."""
+        return max(CLAIM_BYTES_LEAST - self._bytes, self._all.left_bytes())
 
     def took(self, n_bytes: int) -> None:
         """It has taken so many."""

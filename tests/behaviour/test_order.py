@@ -9,7 +9,8 @@ from support_behaviour import StillClock, drain, in_memory, payloads, settle, so
 
 import lodeq
 from lodeq import ALL_TENANTS, Backoff, NewTask
-from lodeq.repository.tasks import claim_order
+from lodeq.repository.state import long_polls
+from lodeq.repository.tasks import claim, claim_order
 
 pytestmark = pytest.mark.anyio
 
@@ -429,3 +430,100 @@ async def test_what_a_task_costs_does_not_grow_with_the_number_of_queues(clock, 
         monkeypatch.setattr(claim_order, "head", counted)
         assert len(await engine.claim(names, limit=300)) == 300
         assert looks <= len(names) + 2 * 300
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_paused_tenants_are_passed_over_once_and_not_by_every_claim(clock, is_alone):
+    async with in_memory(clock) as engine:
+        for i in range(20):
+            for n in range(2):
+                await engine.queue("mail", tenant=f"t{i:02d}").enqueue([i, n])
+        for i in range(18):
+            await engine.queue("mail", tenant=f"t{i:02d}").pause()
+        every = engine.queue("mail", tenant=ALL_TENANTS)
+        queues = [every] if is_alone else [every, "other"]
+        assert payloads(await engine.claim(queues, limit=2)) == [[18, 0], [19, 0]]
+        assert set(engine._state.queue_states[b"mail"].turns) == {b"t18", b"t19"}
+        await engine.queue("mail", tenant="t03").resume()
+        assert payloads(await engine.claim(queues, limit=3)) == [[18, 1], [19, 1], [3, 0]]
+        waiting = asyncio.ensure_future(engine.claim(queues, limit=9, wait=5))
+        assert payloads(await waiting) == [[3, 1]]
+        waiting = asyncio.ensure_future(engine.claim(queues, limit=40, wait=5))
+        await settle()
+        await engine.queue("mail", tenant="t00").enqueue([0, 2])  # back into the line, and out
+        await settle()
+        assert not waiting.done()
+        assert not engine._state.queue_states[b"mail"].turns
+        await every.resume()
+        got = payloads(await waiting)
+        while leases := await engine.claim(queues, limit=40):
+            got += payloads(leases)
+        assert sorted(got) == sorted(
+            [*([i, n] for i in range(18) if i != 3 for n in (0, 1)), [0, 2]]
+        )
+        await sound(engine)
+
+
+async def test_a_claim_from_many_tenants_goes_on_in_the_next_turn(clock, monkeypatch):
+    """The head of each tenant may have to be read: 50 of them cost as much as a thousand rows."""
+    taken, take, head = [], claim.take, claim_order.head
+
+    def look(state, shard_queue, *, may_rescan):
+        clock.jump(0.0005)
+        return head(state, shard_queue, may_rescan=may_rescan)
+
+    def part(state, request):
+        found = take(state, request)
+        taken.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(claim_order, "head", look)
+    monkeypatch.setattr(claim, "take", part)
+    async with in_memory(clock) as engine:
+        for i in range(200):
+            await engine.queue("mail", tenant=f"t{i:03d}").enqueue_many(
+                [NewTask([n, i]) for n in range(2)]
+            )
+        every = engine.queue("mail", tenant=ALL_TENANTS)
+        want = [[n, i] for n in range(2) for i in range(200)]
+        assert payloads(await every.claim(limit=150)) == want[:150]
+        assert sum(taken) == 150
+        assert max(taken) <= 32
+        assert payloads(await every.claim(limit=500)) == want[150:]
+        waiting = asyncio.ensure_future(every.claim(limit=64, wait=5))
+        await settle()
+        await engine.queue("mail").enqueue_many([NewTask(i, tenant=f"t{i:03d}") for i in range(64)])
+        got = payloads(await waiting)  # a part, at once: the others are for whoever comes next
+        got += payloads(await every.claim(limit=64))
+        assert got == list(range(64))
+        await sound(engine)
+
+
+async def test_a_queue_that_is_resumed_serves_who_waits_tenants_by_tenants(clock, monkeypatch):
+    monkeypatch.setattr(long_polls, "NOTED_MAX", 8)
+    async with in_memory(clock) as engine:
+        every = engine.queue("mail", tenant=ALL_TENANTS)
+        await every.pause()
+        for i in range(40):
+            await engine.queue("mail", tenant=f"t{i:02d}").enqueue(i)
+        for i in range(20):
+            await engine.queue("mail", tenant=f"t{i:02d}").pause()
+        last = engine.queue("mail", tenant="t39")
+        waiting = [
+            asyncio.ensure_future(every.claim(limit=2, wait=5)),
+            asyncio.ensure_future(last.claim(wait=5)),
+        ]
+        await settle()
+        polls, noted = engine._state.waiters, []
+        note = type(polls).note
+        monkeypatch.setattr(
+            type(polls), "note", lambda self, one: noted.append(one.tenant) or note(self, one)
+        )
+        engine._state.set_pause(b"mail", None, is_paused=False)
+        assert len(noted) <= 8, "a queue may have a hundred thousand tenants"
+        assert payloads(await waiting[0]) == [20, 21]
+        assert payloads(await waiting[1]) == [39]
+        assert not {f"t{i:02d}".encode() for i in range(20)} & set(noted)
+        await every.pause()  # in the store as well
+        await every.resume()
+        await sound(engine)

@@ -12,9 +12,15 @@ import lodeq
 import lodeq.testing
 from lodeq.client.documents.wire import MSGPACK_FORM
 from lodeq.client.transport.layout import Op, frames_of, hello_frame
+from lodeq.repository.api.engine import claim_within
 from lodeq.repository.state.long_polls import LongPolls
 from lodeq.service.http.guard import Settings
-from lodeq.service.http.unread_answers import UnreadAnswers
+from lodeq.service.http.unread_answers import (
+    CLAIM_BYTES_LEAST,
+    ClaimedBytes,
+    ClaimShare,
+    UnreadAnswers,
+)
 
 pytestmark = pytest.mark.anyio
 KIB, MIB = 1 << 10, 1 << 20
@@ -94,6 +100,23 @@ async def test_no_client_that_reads_is_cut_for_what_others_claim(
         assert min(sizes) >= 1
         assert sum(sizes) == (await queue.stats()).leased
         assert max(sizes) * 256 * KIB <= 4 * MIB
+
+
+async def test_a_claim_that_takes_in_turns_has_the_least_once():
+    unread = UnreadAnswers(16 * MIB)
+    claimed = ClaimedBytes(unread)
+    ClaimShare(claimed).took(8 * MIB)
+    async with lodeq.testing.open() as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue_many([lodeq.NewTask(b"x" * KIB)] * 3000)
+        share = ClaimShare(claimed)
+        leases = await claim_within(
+            engine, [queue], share, limit=4096, lease=None, wait=0.0, worker="w"
+        )
+        size = sum(lease.record_bytes for lease in leases)
+        assert CLAIM_BYTES_LEAST <= size <= CLAIM_BYTES_LEAST + 2 * KIB
+        share.end()
+        assert claimed.taken_bytes == 8 * MIB
 
 
 @pytest.mark.parametrize("transport", ["http", "link"])

@@ -9,6 +9,7 @@ from support_loop import on_loop
 
 import lodeq
 from lodeq.repository.state.turns import TURN_S
+from lodeq.repository.tasks import task_list
 from lodeq.service.dashboard import remote
 from lodeq.service.metrics.collector import LodeqCollector
 from lodeq.service.processes import front
@@ -111,6 +112,36 @@ async def test_a_served_dashboard_counts_queues_in_turns(monkeypatch) -> None:
     assert len(status.queues) == QUEUES
     assert cost.longest <= TURN_S + 16 * QUEUE_S
     assert cost.turns >= QUEUES // 20
+
+
+@on_loop
+async def test_the_stats_of_a_queue_read_the_heads_of_its_tenants_in_turns(monkeypatch) -> None:
+    cost, head_seq = Cost(), task_list.head_seq
+
+    def looked(state, tenant_queue):
+        cost.queue()
+        return head_seq(state, tenant_queue)
+
+    monkeypatch.setattr(task_list, "head_seq", looked)
+    monkeypatch.setattr(task_list, "Turns", lambda _: cost)
+    async with in_memory() as engine:
+        everybody = engine.queue("mail", tenant=lodeq.ALL_TENANTS)
+        given = [lodeq.NewTask(b"x", tenant=f"t{n:03}") for n in range(QUEUES)]
+        await engine.queue("mail").enqueue_many([*given, lodeq.NewTask(b"x", delay=60)])
+        await engine.queue("mail", tenant="t299").pause()
+        stats = await everybody.stats()
+        assert (stats.ready, stats.delayed, stats.is_paused) == (QUEUES, 1, False)
+        assert stats.oldest_ready_age is not None
+        assert cost.longest <= TURN_S + 32 * QUEUE_S
+        assert cost.turns >= QUEUES // 40
+        await everybody.pause()
+        stats = await everybody.stats()
+        assert (stats.is_paused, stats.is_queue_paused) == (True, True)
+        await everybody.resume()
+        for name in ("", *(f"t{n:03}" for n in range(QUEUES))):
+            await engine.queue("mail", tenant=name).pause()
+        stats = await everybody.stats()
+        assert (stats.is_paused, stats.is_queue_paused) == (True, False)
 
 
 @on_loop

@@ -322,3 +322,30 @@ def test_findings_are_bounded(store, life, monkeypatch):
     found = verify(store, 0, 1)
     assert len(found) == 4
     assert found[-1].kind == "truncated"
+
+
+def test_counters_of_many_tenants_are_compared_between_turns(store, life, monkeypatch):
+    for n in range(100):
+        life.enqueue(b"mail", b"t%02d" % n)
+    life.count(life.enqueue(b"mail", b"t07"), ready=1)
+    life.enqueue(b"mail", b"t07")  # its counter row says one more than there are
+    monkeypatch.setattr(module, "_COUNTERS", 8)
+    taken, longest, counters = 0, 0, module.Census.counters
+
+    def looked(census):
+        nonlocal taken
+        for one in counters(census):
+            taken += 1
+            yield one
+
+    monkeypatch.setattr(module.Census, "counters", looked)
+    slices, before = verify_slices(store, 0, 1), 0
+    try:
+        while True:
+            next(slices)
+            longest, before = max(longest, taken - before), taken
+    except StopIteration as end:
+        found = end.value
+    assert taken == 100
+    assert longest <= 8
+    assert [(one.kind, "t07" in one.detail) for one in found] == [("counters", True)]
