@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cases.replicated import MORE, TESTS, Shape, etcd_pids, etcd_servers, measured
+from cases.replicated import TESTS, Shape, etcd_pids, etcd_servers, measured
 from cases.served_processes import cpu_s
 from results import Bench, Result
 
@@ -97,11 +97,11 @@ async def _rounds(bench: Bench, first: Any, second: Any) -> None:
     shapes = (Shape(2),) if is_tiny else SHAPES
     rates: dict[tuple[str, Shape], list[float]] = {}
     cpu: dict[tuple[str, Shape], list[Spent]] = {}
-    groups = f"{MORE}&group={','.join(second.endpoints)}"
+    groups = f"&group={','.join(second.endpoints)}"
     async with AsyncExitStack() as stack:
         engines = {
             name: await stack.enter_async_context(_leading(bench, name, first, more))
-            for name, more in ((ONE, MORE), (TWO, groups))
+            for name, more in ((ONE, ""), (TWO, groups))
         }
         for _ in range(bench.repeats):
             for shape in shapes:

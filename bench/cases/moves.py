@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import load
-from cases.replicated import MORE, etcd_servers
+from cases.replicated import etcd_servers
 from results import Bench, Goal, Result
 
 import lodeq
@@ -46,7 +46,7 @@ async def moves(bench: Bench) -> None:
         servers = await asyncio.to_thread(etcd_servers, folder)
         try:
             async with (
-                nodes_of(servers, ("a", "b"), shards=1, more=MORE) as nodes,
+                nodes_of(servers, ("a", "b"), shards=1) as nodes,
                 nodes.connect() as engine,
             ):
                 await _fill(engine, tasks)

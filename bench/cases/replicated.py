@@ -41,7 +41,6 @@ LEADER_FSYNC = f"{LEADER}, fsync"  # its own disk is waited for as well
 CLUSTER_SHARDS = f"{CLUSTER}, 12 shards"  # as the guide has it
 FAILOVERS = 15
 QUOTA_BYTES = 8 << 30  # of etcd: the rounds write gigabytes
-MORE = "&quota=8GiB"  # the same in addresses
 IN_LEADER = (LEADER, LEADER_FSYNC)
 THROUGH = (*IN_LEADER, CLUSTER, CLUSTER_SHARDS)
 
@@ -134,7 +133,7 @@ async def _leading(
     from support_etcd import log_of, until
     from support_nodes import nodes_of
 
-    async with nodes_of(servers, (), shards=1, more=MORE) as nodes:
+    async with nodes_of(servers, (), shards=1) as nodes:
         log = log_of(nodes.url)
         layer = LogReplicator(
             log,
@@ -166,7 +165,7 @@ async def _client(servers: Any, shards: int) -> AsyncIterator[tuple[Any, Any]]:
     def is_even(leaders: list[str] | None) -> bool:
         return leaders is not None and abs(2 * leaders.count("a") - shards) <= 2
 
-    async with nodes_of(servers, ("a", "b"), shards=shards, more=MORE) as nodes:
+    async with nodes_of(servers, ("a", "b"), shards=shards) as nodes:
         await looked(nodes.leaders, is_even, 120)
         async with nodes.connect() as engine:
             yield engine, nodes
@@ -199,7 +198,7 @@ async def _appends(servers: Any, size: int, seconds: float) -> float:
     """Bare appends a second of records of about so many bytes."""
     from support_etcd import fresh_name, log_of
 
-    log = log_of(servers.url(fresh_name(), more=MORE))
+    log = log_of(servers.url(fresh_name()))
     try:
         await log.connect(Genesis("bench", 1, bytes(16)))
         await log.join(Member("bench"))
@@ -350,7 +349,7 @@ async def _failovers(bench: Bench, servers: Any) -> None:
     from support_nodes import nodes_of
 
     gaps: list[float] = []
-    async with nodes_of(servers, shards=1, more=MORE) as nodes, nodes.connect() as engine:
+    async with nodes_of(servers, shards=1) as nodes, nodes.connect() as engine:
         queue = engine.queue("failover")
         for turn in range(1 if bench.scale < 0.1 else FAILOVERS):
             await queue.enqueue(load.PAYLOAD)

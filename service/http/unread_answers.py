@@ -50,9 +50,7 @@ class UnreadAnswers:
 
     def left(self, one: Reader) -> None:
         """Forget a connection that has read everything, or is closed."""
-        size = self._sizes.pop(one, 0)
-        self.total_bytes -= size
-        self._n_reads += size > 0
+        self.total_bytes -= self._sizes.pop(one, 0)
 
     def look(self) -> None:
         """Count what was read meanwhile no more."""
