@@ -37,7 +37,7 @@ Skips: TypeAlias = tuple[frozenset[bytes], frozenset[bytes]]  # tenants, functio
 
 
 class ClaimBound(Protocol):
-    """What one claim may take of the bytes that many claims have together."""
+    """One claim's part of the bytes that many claims may take together."""
 
     def left_bytes(self) -> int:
         """Bytes of records that the claim may take now, beside its first task."""

@@ -111,7 +111,7 @@ class ClaimedBytes:
 
 
 class ClaimShare:
-    """What one claim has of it, until ``end``: a ``ClaimBound`` of the engine."""
+    """One claim's part of it, until ``end``: a ``ClaimBound`` of the engine."""
 
     __slots__ = ("_all", "_bytes")
 

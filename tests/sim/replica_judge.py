@@ -1,4 +1,4 @@
-"""What clients of a simulated cluster were answered, and the rules that hold for it."""
+"""The answers that clients of a simulated cluster had, and the rules that hold for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Claimed:
 
 
 class Judge:
-    """What clients were told, and the rules it has to keep.
+    """The answers that clients had, and the rules that they have to keep.
 
     1. An acknowledged task is there until it has ended, and ends.
     2. Once a later claim of a task was answered, no call with an earlier lease succeeds.

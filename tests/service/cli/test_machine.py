@@ -77,7 +77,7 @@ def test_a_full_disk_is_told_of_in_one_line(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_disk_without_inodes_is_told_of_as_such(tmp_path, monkeypatch):
+def test_a_disk_without_inodes_is_named_as_such(tmp_path, monkeypatch):
     def no_room(work):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

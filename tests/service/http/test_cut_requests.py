@@ -1,4 +1,4 @@
-"""What a stop says of the requests that had not ended when its grace was over."""
+"""A stop counts the requests that had not ended when its grace was over."""
 
 import asyncio
 import logging
